@@ -4,6 +4,7 @@
 #include <charconv>
 
 #include "absl/status/status.h"
+#include "daemon/base/bytes.h"
 #include "daemon/base/strings.h"
 
 namespace tessera::config {
@@ -35,8 +36,22 @@ absl::StatusOr<DeviceChoice> ParseDevice(std::string_view text) {
       Concat("\"", text, "\" is not a device: use auto, cpu or cuda:N with N below 1024"));
 }
 
+std::uint64_t UsablePoolBytes(const Config& config) {
+  const std::uint64_t extent = std::max<std::uint64_t>(config.pool_extent_bytes, 1);
+  const std::uint64_t beside = std::min(config.directory_extent_bytes, config.pool_bytes);
+  return (config.pool_bytes - beside) / extent * extent;
+}
+
 std::vector<std::string> Warnings(const Config& config) {
   std::vector<std::string> warnings;
+  const std::uint64_t usable = UsablePoolBytes(config);
+  if (config.pool_bytes != 0 && config.pool_bytes - usable > config.pool_bytes / 4) {
+    warnings.push_back(Concat("pool_bytes: of ", FormatBytes(config.pool_bytes), " at most ",
+                              FormatBytes(usable), " can hold KV, in extents of ",
+                              FormatBytes(config.pool_extent_bytes), " beside a directory of ",
+                              FormatBytes(config.directory_extent_bytes),
+                              "; lower pool_extent_bytes, or raise pool_bytes"));
+  }
   for (const ListenAddress& address : config.listen) {
     if (address.is_unix() || address.tcp.IsLoopback()) continue;
     for (const Tenant& tenant : config.tenants) {

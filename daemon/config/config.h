@@ -83,6 +83,9 @@ struct Config {
   friend bool operator==(const Config&, const Config&) = default;
 };
 
+// The part of pool_bytes that can hold KV: whole extents, beside one directory extent.
+std::uint64_t UsablePoolBytes(const Config& config);
+
 // Warnings about settings that are allowed but probably unintended, for the log at start.
 std::vector<std::string> Warnings(const Config& config);
 

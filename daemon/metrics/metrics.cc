@@ -39,6 +39,7 @@ std::vector<DescriptionView> AllMetrics() {
       kSegmentsSealedTotal.view(),
       kStrategiesTotal.view(),
       kRunsLeftPlainTotal.view(),
+      kSegmentsLeftDenseTotal.view(),
       kRawRowsDroppedTotal.view(),
       kSelectRequestsTotal.view(),
       kPrefixMatchesTotal.view(),

@@ -143,6 +143,11 @@ inline constexpr Description<0> kRunsLeftPlainTotal = {
     "Segments left dense, because no form was smaller or could store all their values.",
     Kind::kCounter,
     {}};
+inline constexpr Description<1> kSegmentsLeftDenseTotal = {
+    "tessera_segments_left_dense_total",
+    "Times that an attempt to compress a lane left rows of it dense, by why.",
+    Kind::kCounter,
+    {"reason"}};
 inline constexpr Description<0> kRawRowsDroppedTotal = {
     "tessera_raw_rows_dropped_total",
     "Entries that keep the previous strategy, because the raw-copy budget was spent.",

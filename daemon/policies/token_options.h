@@ -78,7 +78,7 @@ struct SemantiCachePolicy {
 
 struct LaCachePolicy {
   std::uint64_t budget = 256;
-  std::uint32_t span = 16;
+  std::uint32_t span = 0;  // 0: the default, which depends on the model's layers
   std::uint32_t overlap = 0;
   std::uint64_t sink = 4;
   bool band = false;            // else mod

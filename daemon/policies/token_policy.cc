@@ -37,6 +37,7 @@ std::uint64_t LayerView::StepEnd(std::uint64_t position) const {
 
 void LayerMemory::CutTo(std::uint64_t tokens, std::uint64_t decided_until) {
   for (ChunkEnds& of_lane : boundaries) of_lane.CutTo(tokens);
+  clustered_until = std::min(clustered_until, tokens);
   if (decided_until == 0) *this = {.boundaries = std::move(boundaries)};
 }
 

@@ -140,6 +140,9 @@ struct LayerMemory {
   // keeps them. When SemantiCache has decided, a lane has as many of them as entries, and one, at
   // most; those of entries that others have dropped since go with its next decision.
   std::vector<ChunkEnds> boundaries;
+  // SemantiCache: chunks of text that lie before this position have been clustered, and are not
+  // clustered again.
+  std::uint64_t clustered_until = 0;
 
   // The sequence was cut to so many tokens, the first `decided_until` of which were decided about.
   void CutTo(std::uint64_t tokens, std::uint64_t decided_until);

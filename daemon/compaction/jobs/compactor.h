@@ -66,6 +66,9 @@ class Compactor {
   static std::vector<std::uint64_t> DecidedByLayer(const cache::Sequence& sequence);
   // What is lost of rows of a lane that wait for a strategy: in the mean, of the newest.
   static kernels::Loss LossOf(const cache::Sequence& sequence, std::uint32_t lane);
+  // What its policy has made of its lanes, in their order: those of `lanes`, which describe it.
+  static std::vector<LaneOutcome> OutcomesOf(
+      const cache::Sequence& sequence, std::span<const cache::Sequence::LaneDescription> lanes);
   // What its attention reads of a layer where a call does not say; nothing: everything.
   static std::optional<kernels::SelectionRule> SelectionOf(const cache::Sequence& sequence,
                                                            std::uint32_t layer);
@@ -90,6 +93,9 @@ class Compactor {
   absl::StatusOr<std::uint64_t> Append(const std::shared_ptr<cache::Sequence>& sequence,
                                        const Rows& rows, const cache::RowSource& source);
   void Appended(const std::shared_ptr<cache::Sequence>& sequence, const Rows& rows);
+  // The prompt of these layers has ended with what they hold: as an Append with end_of_prompt.
+  absl::Status EndPrompt(const std::shared_ptr<cache::Sequence>& sequence,
+                         std::uint32_t first_layer, std::uint32_t layers);
   // Full tiles moved from the tail into segments.
   void TailsMoved(const std::shared_ptr<cache::Sequence>& sequence);
 
@@ -239,6 +245,8 @@ class Compactor {
                              policies::Policy policy);
   void WarnOfSmallBudget(const cache::Sequence& sequence, const policies::Policy& policy);
   void WarnOfShortSegments(const cache::Sequence& sequence, const policies::Policy& policy);
+  // Keeps, and counts for so many lanes, what an attempt has left dense.
+  void Note(DenseRecord& record, DenseRows rows, std::uint32_t lanes);
   void Complain(const cache::Sequence& sequence, std::string_view what, const absl::Status& why);
 
   const Options options_;

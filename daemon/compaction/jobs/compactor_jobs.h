@@ -9,6 +9,7 @@
 #include "daemon/base/ids.h"
 #include "daemon/base/strings.h"
 #include "daemon/compaction/jobs/compactor.h"
+#include "daemon/policies/token_policy.h"
 
 namespace tessera::compaction {
 
@@ -51,7 +52,9 @@ class Compactor::Batch {
   void Hold(cache::Sequence::TailShut shut) { tail_shut_ = std::move(shut); }
   void Report(const absl::Status& status) {
     MutexLock lock(mutex_);
-    if (status_.ok()) status_ = status;
+    // That a policy leaves a layer whole is an answer; what failed in another one is not.
+    const bool answered = policies::LeavesWhole(status_) && !policies::LeavesWhole(status);
+    if (status_.ok() || (answered && !status.ok())) status_ = status;
   }
 
  private:

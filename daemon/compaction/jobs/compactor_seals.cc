@@ -76,17 +76,21 @@ std::optional<absl::Status> Compactor::Seal(cache::Sequence& sequence, ManagedSe
   if (ManagedSequence::Of(sequence).get() != &managed) return std::nullopt;
   const LaneCoder::Options options = CoderOptions(sequence, managed, lane.state);
   absl::Status status;
+  std::optional<DenseRows> left;
   for (int attempt = 0; attempt < internal::kAttempts; ++attempt) {
     status = sequence.Recode({.lane = index}, [&](const cache::OpenRun& run) {
       LaneCoder coder(options, run);
       LaneCoder::Swap swap = coder.Seal(lane.work->seals.running());
       goes_on = coder.goes_on();
+      left = coder.left_dense();
       return swap;
     });
     goes_on = goes_on && status.ok();
     if (!absl::IsAborted(status)) break;
   }
   if (!goes_on) lane.state.begun.reset();
+  if (absl::IsResourceExhausted(status)) left = DenseBecause(status);
+  if (!goes_on && left.has_value()) Note(lane.left_dense, *std::move(left), 1);
   return status;
 }
 

@@ -231,13 +231,20 @@ absl::Status Compactor::Choose(cache::Sequence& sequence, ManagedSequence& manag
     const bool resumes = layer.unfinished.has_value();
     absl::StatusOr<LayerChoice> choice = resumes ? *std::exchange(layer.unfinished, std::nullopt)
                                                  : ChoiceOf(sequence, managed, asked, layer.state);
-    if (!choice.ok()) return choice.status();
+    const std::uint32_t lanes = sequence.model().layout().kv_heads(index);
+    if (!choice.ok()) {
+      Note(layer.left_dense, DenseBecause(choice.status()), lanes);
+      return choice.status();
+    }
     absl::Status status = Refit(sequence, managed, index, *choice);
     if (status.ok()) status = CarryOut(sequence, managed, index, *choice);
-    for (std::uint32_t head = 0; head < sequence.model().layout().kv_heads(index); ++head) {
+    for (std::uint32_t head = 0; head < lanes; ++head) {
       LaneFree(sequence.shared_from_this(), managed, sequence.model().layout().lane(index, head));
     }
     if (status.ok()) {
+      if (std::optional<DenseRows> left = choice->LeftDense(managed.policy())) {
+        Note(layer.left_dense, *std::move(left), lanes);
+      }
       const bool decides = choice->until > layer.state.decided_until;
       layer.state.memory = choice->memory;
       layer.state.decided_until = choice->until;
@@ -260,6 +267,7 @@ absl::Status Compactor::Choose(cache::Sequence& sequence, ManagedSequence& manag
       layer.state.memory.boundaries = choice->BoundariesNow(layer.state.memory);
     }
     layer.interrupted = layer.unfinished.has_value();
+    if (absl::IsResourceExhausted(status)) Note(layer.left_dense, DenseBecause(status), lanes);
     if (!again || ++attempt == internal::kAttempts) return status;
   }
 }
@@ -357,6 +365,7 @@ absl::Status Compactor::CarryOut(cache::Sequence& sequence, ManagedSequence& man
       (moves.has_value() ? coding.turning.moved : coding.turning.merged) = &*turner;
     }
     coding.first_position = choice.first_positions[head];
+    std::optional<DenseRows> left;
     const absl::Status status = sequence.Recode(
         {.lane = index, .whole = ChoosesFromAll(policy)},
         [&](const cache::OpenRun& run) -> LaneCoder::Swap {
@@ -382,11 +391,14 @@ absl::Status Compactor::CarryOut(cache::Sequence& sequence, ManagedSequence& man
           }
           if (first) coding.decision = &choice.lanes[head];
           LaneCoder coder(coding, run);
-          if (policy.mosaic.has_value()) return coder.Seal(SealWish::Everything());
-          if (policy.key_channels.has_value()) return coder.CutKeys();
-          return coding.decision != nullptr ? coder.Retain() : coder.EncodeTiles();
+          if (!packs) return coding.decision != nullptr ? coder.Retain() : coder.EncodeTiles();
+          LaneCoder::Swap swap =
+              policy.mosaic.has_value() ? coder.Seal(SealWish::Everything()) : coder.CutKeys();
+          left = coder.left_dense();
+          return swap;
         });
     if (!status.ok()) return status;
+    if (left.has_value()) Note(lane.left_dense, *std::move(left), 1);
     choice.done[head] = choice.begun = true;
   }
   return absl::OkStatus();

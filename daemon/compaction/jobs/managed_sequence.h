@@ -40,6 +40,7 @@ class ManagedSequence final : public cache::Companion {
   struct ManagedLane {
     std::shared_ptr<LaneWork> work = std::make_shared<LaneWork>();
     LaneState state TESSERA_GUARDED_BY(work->mutex);
+    DenseRecord left_dense;  // by the last seal
   };
 
   // Under a policy that chooses nothing it is known where chunks of text have ended, and no more.
@@ -51,6 +52,7 @@ class ManagedSequence final : public cache::Companion {
     std::optional<LayerChoice> unfinished TESSERA_GUARDED_BY(mutex);
     // There is one. Until it is finished the layer's rows keep their form, so that it still fits.
     std::atomic<bool> interrupted{false};
+    DenseRecord left_dense;  // by the last choice: all lanes of the layer
     // Jobs that wait, or run, to choose for this layer.
     std::atomic<std::uint32_t> pending{0};
   };
@@ -101,6 +103,7 @@ class ManagedSequence final : public cache::Companion {
                   std::uint64_t tokens) TESSERA_NO_THREAD_SAFETY_ANALYSIS
       : ManagedSequence(parent.policy_, fork.model()) {
     if (parent.PartsAChoice(tokens)) fork.set_made_by_hand();
+    TakeLeftDenseOf(parent);
     for (std::size_t i = 0; i < layers_.size(); ++i) {
       layers_[i].state.TakeDecisionsOf(parent.layers_[i].state);
       layers_[i].unfinished = parent.layers_[i].unfinished;
@@ -130,6 +133,8 @@ class ManagedSequence final : public cache::Companion {
   }
 
   const policies::Policy& policy() const { return policy_; }
+  const ManagedLane& lane(std::uint32_t index) const { return lanes_[index]; }
+  const ManagedLayer& layer(std::uint32_t index) const { return layers_[index]; }
   ManagedLane& lane(std::uint32_t index) { return lanes_[index]; }
   ManagedLayer& layer(std::uint32_t index) { return layers_[index]; }
 
@@ -148,6 +153,11 @@ class ManagedSequence final : public cache::Companion {
       until = std::min(until, layer.state.decided_until.load());
     }
     return until;
+  }
+
+  // Likewise of one layer.
+  std::uint64_t decided_until(std::uint32_t layer) const TESSERA_NO_THREAD_SAFETY_ANALYSIS {
+    return layers_[layer].state.decided_until.load();
   }
 
   // Whether something was chosen among more than the first `tokens`: what stays of those may be
@@ -176,8 +186,12 @@ class ManagedSequence final : public cache::Companion {
   void CutTo(cache::Sequence& sequence, std::uint64_t tokens,
              const Pause&) TESSERA_NO_THREAD_SAFETY_ANALYSIS {
     if (PartsAChoice(tokens)) sequence.set_made_by_hand();
-    for (ManagedLane& lane : lanes_) lane.work->seals.CutTo(tokens);
+    for (ManagedLane& lane : lanes_) {
+      lane.work->seals.CutTo(tokens);
+      lane.left_dense.CutTo(tokens);
+    }
     for (ManagedLayer& layer : layers_) {
+      layer.left_dense.CutTo(tokens);
       layer.state.CutTo(tokens);
       if (layer.unfinished.has_value()) layer.unfinished->CutTo(tokens);
     }
@@ -190,6 +204,7 @@ class ManagedSequence final : public cache::Companion {
   void TakeDecisionsOf(ManagedSequence& other, const Pause&,
                        const Pause& /*other*/) TESSERA_NO_THREAD_SAFETY_ANALYSIS {
     TESSERA_CHECK(policy_.text == other.policy_.text, "both have one policy");
+    TakeLeftDenseOf(other);
     for (std::size_t i = 0; i < layers_.size(); ++i) {
       const std::uint64_t before = layers_[i].state.decided_until;
       layers_[i].state.TakeDecisionsOf(other.layers_[i].state);
@@ -282,6 +297,14 @@ class ManagedSequence final : public cache::Companion {
   }
 
  private:
+  void TakeLeftDenseOf(const ManagedSequence& other) {
+    for (std::size_t i = 0; i < lanes_.size(); ++i) {
+      lanes_[i].left_dense.Set(other.lanes_[i].left_dense.Get());
+    }
+    for (std::size_t i = 0; i < layers_.size(); ++i) {
+      layers_[i].left_dense.Set(other.layers_[i].left_dense.Get());
+    }
+  }
   void CutTextTo(std::uint64_t tokens) TESSERA_REQUIRES(text_mutex_) {
     if (text_.size() > tokens) text_.resize(tokens);
     prompts_.CutTo(tokens);

@@ -10,6 +10,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -20,6 +21,7 @@
 #include "daemon/cache/model/model.h"
 #include "daemon/cache/segment/build.h"
 #include "daemon/cache/segment/recode.h"
+#include "daemon/compaction/lanes/lane_outcome.h"
 #include "daemon/compaction/lanes/lane_rows.h"
 #include "daemon/compaction/lanes/lane_state.h"
 #include "daemon/compaction/lanes/seal_requests.h"
@@ -35,6 +37,8 @@ struct CodingCounters {
   std::atomic<std::uint64_t> strategies_made{0};
   std::atomic<std::uint64_t> left_plain{
       0};  // ends of prompts, and rows that have no place in a form
+  // Times that rows of a lane were left dense, by DenseReason.
+  std::array<std::atomic<std::uint64_t>, kDenseReasons> left_dense{};
   std::atomic<std::uint64_t> raw_rows_dropped{0};  // or not kept, for want of budget
   std::atomic<std::uint64_t> decisions_made{0};    // of token policies, layer by layer
   std::atomic<std::uint64_t> decision_ns{0};       // spent on them, carrying out left out
@@ -85,6 +89,8 @@ class LaneCoder {
 
   // After Seal: whether it is to be called again.
   bool goes_on() const { return goes_on_; }
+  // After Seal, or CutKeys: what it has left dense. Nothing: it has looked at no rows.
+  const std::optional<DenseRows>& left_dense() const { return left_dense_; }
   // After EncodeTiles: whether the run should be sealed now, as far as it is known here.
   bool wants_seal() const { return wants_seal_; }
   // After EncodeTiles: whether there are more than it took.
@@ -145,6 +151,11 @@ class LaneCoder {
                                                      std::uint64_t count,
                                                      const std::optional<Form>& before);
   absl::StatusOr<kernels::Loss> LossOf(const Form& form, const kernels::LaneRows& rows);
+  // Why a segment of its own does not do for these rows.
+  DenseRows WhyDense(const HeldRows& rows, std::uint64_t first, std::uint64_t count,
+                     const kernels::Strategy& own) const;
+  // Of rows that nothing else has been said about.
+  void NoteWaiting(const HeldRows& rows, std::uint64_t done, std::uint64_t total);
   // Null: a value has no place in that form.
   absl::StatusOr<std::shared_ptr<cache::Segment>> Encoded(const Form& form, const HeldRows& rows,
                                                           std::uint64_t first, std::uint64_t count);
@@ -166,6 +177,7 @@ class LaneCoder {
   bool wants_seal_ = false;
   bool leaves_tiles_ = false;
   bool goes_on_ = false;
+  std::optional<DenseRows> left_dense_;
 };
 
 }  // namespace tessera::compaction

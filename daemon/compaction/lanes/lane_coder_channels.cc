@@ -40,6 +40,12 @@ LaneCoder::Swap LaneCoder::CutKeys() {
     if (!stored.ok()) return stored.status();
     form = *std::move(stored);
   }
+  left_dense_.emplace();
+  if (cut < rows->count()) {
+    left_dense_ = DenseRows{.reason = DenseReason::kNewest,
+                            .first_position = rows->positions()[cut],
+                            .tokens = rows->count() - cut};
+  }
   if (cut == 0 && !swap.drops) return std::nullopt;
   for (std::uint64_t done = 0; done < cut;) {
     const std::uint64_t some = std::min<std::uint64_t>(cut - done, cache::kMaxSegmentEntries);
@@ -49,6 +55,9 @@ LaneCoder::Swap LaneCoder::CutKeys() {
       // A value has no place in that form: plain for good.
       if (absl::Status status = AddPlain(*rows, done, some, swap); !status.ok()) return status;
       swap.segments.back()->SealPlain();
+      left_dense_ = DenseRows{.reason = DenseReason::kValueOutOfRange,
+                              .first_position = rows->positions()[done],
+                              .tokens = some};
       options_.counters->left_plain.fetch_add(1, std::memory_order_relaxed);
     } else {
       swap.segments.push_back(*std::move(segment));

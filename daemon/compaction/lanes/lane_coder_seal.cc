@@ -97,6 +97,7 @@ LaneCoder::Swap LaneCoder::Seal(const SealWish& wish) {
   if (!fits.ok()) return fits;
   TakeWhatIsMade(given, swap);
   std::uint64_t done = EntriesOf(swap.segments);
+  left_dense_.emplace();
   if (done == waiting) {
     options_.state->Reset();
     return swap;
@@ -150,6 +151,7 @@ LaneCoder::Swap LaneCoder::Seal(const SealWish& wish) {
         .taken_over = swap.taken_over});
     return std::nullopt;
   }
+  NoteWaiting(*rows, done, total);
   if (left_plain == done) options_.counters->left_plain.fetch_add(1, std::memory_order_relaxed);
   if (done == 0 && !swap.drops) {
     options_.state->begun.reset();
@@ -197,7 +199,42 @@ absl::StatusOr<bool> LaneCoder::AddSealed(const Form& form, const HeldRows& rows
   if (absl::Status status = AddPlain(rows, first, count, swap); !status.ok()) return status;
   swap.segments.back()->SealPlain();
   options_.counters->left_plain.fetch_add(1, std::memory_order_relaxed);
+  left_dense_ = DenseRows{.reason = DenseReason::kValueOutOfRange,
+                          .first_position = rows.positions()[first],
+                          .tokens = count};
   return false;
+}
+
+DenseRows LaneCoder::WhyDense(const HeldRows& rows, std::uint64_t first, std::uint64_t count,
+                              const kernels::Strategy& own) const {
+  const policies::MosaicPolicy& mosaic = *options_.policy->mosaic;
+  DenseRows dense = {.first_position = rows.positions()[first], .tokens = count};
+  if (!own.within_threshold) {
+    const kernels::Loss& most = mosaic.strategy.threshold;
+    // Of the side that is further above its limit.
+    dense.of_value = own.loss.value - most.value > own.loss.key - most.key;
+    dense.loss = dense.of_value ? own.loss.value : own.loss.key;
+    dense.limit = dense.of_value ? most.value : most.key;
+    dense.reason = DenseReason::kLossAboveLimit;
+    dense.needs = dense.min_segment = std::min(mosaic.segments.min_tokens, mosaic.segments.tokens);
+    return dense;
+  }
+  dense.reason = DenseReason::kSegmentOverhead;
+  const std::uint64_t plain = TileBytes(kernels::DenseShape(tile_.head_dim, tile_.type), 1);
+  const std::uint64_t packed = TileBytes(own.shape, 1);
+  if (packed >= plain) return dense;
+  const std::uint64_t rotations = kernels::RotationBytes(own.shape, own.rotation_type);
+  dense.needs = (rotations / (plain - packed) + 1) * kTileEntries;
+  return dense;
+}
+
+void LaneCoder::NoteWaiting(const HeldRows& rows, std::uint64_t done, std::uint64_t total) {
+  if (left_dense_->reason != DenseReason::kNone || done == rows.count()) return;
+  const policies::SegmentOptions& segments = options_.policy->mosaic->segments;
+  *left_dense_ = {.reason = done < total ? DenseReason::kWaiting : DenseReason::kNewest,
+                  .first_position = rows.positions()[done],
+                  .tokens = rows.count() - done};
+  if (done < total) left_dense_->needs = std::min(segments.min_tokens, segments.tokens);
 }
 
 absl::StatusOr<LaneCoder::Form> LaneCoder::MakeForm(const HeldRows& rows, std::uint64_t first,
@@ -259,7 +296,10 @@ absl::StatusOr<std::optional<LaneCoder::Form>> LaneCoder::FormOfShortEnd(
   const kernels::Strategy own = MakeStrategyOf(rows, first, count);
   const std::uint64_t bytes =
       TileBytes(own.shape, count) + kernels::RotationBytes(own.shape, own.rotation_type);
-  if (!own.within_threshold || bytes >= smallest) return best;
+  if (!own.within_threshold || bytes >= smallest) {
+    if (!best.has_value()) left_dense_ = WhyDense(rows, first, count, own);
+    return best;
+  }
   absl::StatusOr<Form> stored = Store(own);
   if (!stored.ok()) return stored.status();
   return *std::move(stored);

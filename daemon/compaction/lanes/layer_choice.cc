@@ -3,7 +3,21 @@
 #include <algorithm>
 #include <utility>
 
+#include "daemon/policies/least_tokens.h"
+#include "daemon/policies/policy.h"
+
 namespace tessera::compaction {
+
+bool ChoosesFromAll(const policies::Policy& policy) {
+  const bool packs = policy.mosaic.has_value() || policy.key_channels.has_value();
+  const bool merges_alone = policies::Merges(policy) && !policy.tokens.has_value();
+  return policies::Continues(policy) || (merges_alone && !packs);
+}
+
+bool LeavesRows(const policies::Policy& policy) {
+  return !policy.mosaic.has_value() && !policy.key_channels.has_value() &&
+         !policy.summaries.has_value();
+}
 
 void LayerChoice::CutTo(std::uint64_t tokens) {
   cut_at = std::min(cut_at, tokens);
@@ -47,6 +61,23 @@ void LayerChoice::KeepFirst(std::uint32_t kv_head, std::uint64_t count) {
     first.begins.push_back(static_cast<std::uint32_t>(first.members.size()));
   }
   lane = std::move(first);
+}
+
+std::optional<DenseRows> LayerChoice::LeftDense(const policies::Policy& policy) const {
+  if (idle || keeps || aligns) return std::nullopt;
+  const std::uint64_t most = *std::ranges::max_element(decided);
+  DenseRows left = {.first_position = *std::ranges::min_element(first_positions), .tokens = most};
+  if (!refused.ok()) {
+    left.reason = DenseReason::kTooShort;
+    left.needs = policies::TokensEnoughFor(refused);
+    return left;
+  }
+  if (!UntouchedAll() || (!waits && !policy.drops_entries())) return DenseRows();
+  if (most == 0) return std::nullopt;
+  const std::uint64_t kept = policies::KeepsUpTo(policy);
+  left.reason = waits || most <= kept ? DenseReason::kTooShort : DenseReason::kNothingToDrop;
+  if (most <= kept) left.needs = kept + 1;
+  return left;
 }
 
 }  // namespace tessera::compaction

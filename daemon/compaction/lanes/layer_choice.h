@@ -2,13 +2,20 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "daemon/compaction/lanes/lane_outcome.h"
 #include "daemon/policies/channels/key_channels.h"
 #include "daemon/policies/token_policy.h"
 
 namespace tessera::compaction {
+
+// Whether a choice is about all of a lane, and not only about what waits in it.
+bool ChoosesFromAll(const policies::Policy& policy);
+// Whether rows are neither packed nor summed up.
+bool LeavesRows(const policies::Policy& policy);
 
 // What is to be done. Entries are counted from the first of the run that was looked at.
 struct LayerChoice {
@@ -51,6 +58,8 @@ struct LayerChoice {
   std::vector<policies::ChunkEnds> BoundariesNow(const policies::LayerMemory& before) const;
   // Of a lane: is about its first `count` entries alone.
   void KeepFirst(std::uint32_t kv_head, std::uint64_t count);
+  // What it leaves of the layer, and why that is all; nothing: this is no answer to that.
+  std::optional<DenseRows> LeftDense(const policies::Policy& policy) const;
 };
 
 }  // namespace tessera::compaction

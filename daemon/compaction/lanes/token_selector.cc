@@ -210,17 +210,6 @@ class LayerChooser::Shown {
   policies::LayerView view_;
 };
 
-bool ChoosesFromAll(const policies::Policy& policy) {
-  const bool packs = policy.mosaic.has_value() || policy.key_channels.has_value();
-  const bool merges_alone = policies::Merges(policy) && !policy.tokens.has_value();
-  return policies::Continues(policy) || (merges_alone && !packs);
-}
-
-bool LeavesRows(const policies::Policy& policy) {
-  return !policy.mosaic.has_value() && !policy.key_channels.has_value() &&
-         !policy.summaries.has_value();
-}
-
 // Behind a token whose query was not shown nothing is decided: for ever, where those of later ones
 // were.
 absl::Status LayerChooser::CheckShown(std::span<const policies::HeadQueries> queries,
@@ -405,12 +394,16 @@ absl::Status LayerChooser::ForgetBoundaries(const Lanes& lanes, LayerChoice& cho
 
 // What was decided about may still be open: to packing, or because it ends where the lane does.
 bool LayerChooser::NothingNew(const Lanes& lanes, const LayerState& state) const {
-  return !ChoosesFromAll(*options_.policy) && state.decided_until > 0 &&
+  // Policies that go on know by themselves what they have decided about.
+  return !policies::Continues(*options_.policy) && state.decided_until > 0 &&
          lanes.end <= state.decided_until;
 }
 
 absl::Status LayerChooser::OfLayer(const absl::Status& why) const {
-  return absl::Status(why.code(), Concat("layer ", layer_, ": ", why.message()));
+  absl::Status status(why.code(), Concat("layer ", layer_, ": ", why.message()));
+  why.ForEachPayload(
+      [&](const auto& url, const auto& payload) { status.SetPayload(url, payload); });
+  return status;
 }
 
 // Whether some lane has more entries than stay whole, and none before them that say which channels

@@ -19,11 +19,6 @@
 
 namespace tessera::compaction {
 
-// Whether a choice is about all of a lane, and not only about what waits in it.
-bool ChoosesFromAll(const policies::Policy& policy);
-// Whether rows are neither packed nor summed up.
-bool LeavesRows(const policies::Policy& policy);
-
 class LayerChooser {
  public:
   struct Options {

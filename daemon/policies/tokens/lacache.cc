@@ -1,5 +1,7 @@
 // LaCache: layers keep different tokens, in ladders, so that together they cover more than one of
 // them could. kernels/tokens/ladder.h has the rule.
+#include <algorithm>
+
 #include "absl/status/status.h"
 #include "daemon/base/strings.h"
 #include "daemon/cache/model/model.h"
@@ -19,6 +21,7 @@ using kernels::LadderFault;
 constexpr std::string_view kName = "lacache";
 constexpr std::string_view kMapWords[] = {"mod", "band"};
 constexpr std::string_view kPassWords[] = {"repeat", "uniform"};
+constexpr std::uint32_t kUsualSpan = 16;
 
 constexpr Option kOptions[] = {
     {.name = kBudget,
@@ -31,11 +34,11 @@ constexpr Option kOptions[] = {
              "more"},
     {.name = "span",
      .type = OptionType::kCount,
-     .standard = "16",
      .least = 1,
      .most = cache::kMaxLayers,
      .unit = "layers",
-     .help = "So many layers keep the same token"},
+     .help = "So many layers keep the same token; by default 16, or half of the layers of a model "
+             "with fewer than 32"},
     {.name = "overlap",
      .type = OptionType::kCount,
      .standard = "0",
@@ -65,9 +68,9 @@ constexpr Option kOptions[] = {
 
 std::string Check(const Term& term, std::span<const Term> all) {
   const Values& values = term.values;
-  if (values.Count("overlap") >= values.Count("span")) {
-    return Concat("overlap ", values.Count("overlap"), " is not less than span ",
-                  values.Count("span"));
+  const std::uint64_t span = values.given("span") ? values.Count("span") : kUsualSpan;
+  if (values.Count("overlap") >= span) {
+    return Concat("overlap ", values.Count("overlap"), " is not less than span ", span);
   }
   if (values.Count(kBudget) <= values.Count("sink")) {
     return Concat("budget ", values.Count(kBudget), " is not more than sink ", values.Count("sink"),
@@ -78,7 +81,7 @@ std::string Check(const Term& term, std::span<const Term> all) {
 
 void Apply(const Values& values, Policy& policy) {
   policy.tokens = LaCachePolicy{.budget = values.Count(kBudget),
-                                .span = values.Count32("span"),
+                                .span = values.given("span") ? values.Count32("span") : 0,
                                 .overlap = values.Count32("overlap"),
                                 .sink = values.Count("sink"),
                                 .band = values.Word("map") == kMapWords[1],
@@ -91,7 +94,7 @@ std::optional<Values> Read(const Policy& policy) {
   if (ladder == nullptr) return std::nullopt;
   Values values(kOptions);
   values.Give(kBudget, static_cast<double>(ladder->budget));
-  values.Give("span", ladder->span);
+  if (ladder->span != 0) values.Give("span", ladder->span);
   values.Give("overlap", ladder->overlap);
   values.Give("sink", static_cast<double>(ladder->sink));
   values.Give("map", kMapWords[ladder->band ? 1 : 0]);
@@ -102,9 +105,15 @@ std::optional<Values> Read(const Policy& policy) {
 
 Needs NeedsFrom(const TokenPolicy&) { return {}; }
 
+// A wider default span than half of the layers would remove nothing.
+std::uint32_t SpanFor(const LaCachePolicy& ladder, std::uint32_t layers) {
+  if (ladder.span != 0) return ladder.span;
+  return std::clamp(layers / 2, 1u, kUsualSpan);
+}
+
 kernels::LadderOptions LadderFor(const LaCachePolicy& ladder, std::uint32_t layers) {
   return {.layers = layers,
-          .span = ladder.span,
+          .span = SpanFor(ladder, layers),
           .overlap = ladder.overlap,
           .sink = ladder.sink,
           .entries = ladder.budget,
@@ -123,15 +132,20 @@ absl::Status CheckModel(const TokenPolicy& tokens, const ModelFacts& model) {
   const std::uint32_t layers = model.layers;
   const auto& ladder = std::get<LaCachePolicy>(tokens);
   const kernels::LadderOptions options = LadderFor(ladder, layers);
+  if (layers == 1) {
+    return Refuse(
+        "ladders need at least 2 layers, and the model has 1; streaming keeps the first "
+        "and the newest tokens of it");
+  }
   switch (kernels::FaultOf(options)) {
     case LadderFault::kNone:
       return absl::OkStatus();
     case LadderFault::kSpan:
-      return Refuse("span ", ladder.span, " is not 1 to the model's ", layers, " layers");
+      return Refuse("span ", options.span, " is not 1 to the model's ", layers, " layers");
     case LadderFault::kOverlap:
-      return Refuse("overlap ", ladder.overlap, " is not less than span ", ladder.span);
+      return Refuse("overlap ", ladder.overlap, " is not less than span ", options.span);
     case LadderFault::kNothingRemoved:
-      return Refuse("span ", ladder.span, " with overlap ", ladder.overlap, " of ", layers,
+      return Refuse("span ", options.span, " with overlap ", ladder.overlap, " of ", layers,
                     " layers removes nothing: every layer keeps all of a ladder's ",
                     kernels::ShapeOf(options).length, " tokens");
     case LadderFault::kTooFewEntries:

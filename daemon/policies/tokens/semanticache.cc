@@ -40,12 +40,16 @@ std::vector<std::uint64_t> DelimitersOf(const SemantiCachePolicy& cache, const L
 struct Runs {
   std::vector<EntryRun> of;
   std::uint64_t open = 0;  // entries behind them that their chunk's end may merge
+  // The first position whose entry is in no run but may be in a later one; all ones: there is none.
+  std::uint64_t next = ~std::uint64_t{0};
 };
 
 // Entries of a lane that may be merged: of one chunk, without its delimiter, the sinks and the
-// newest. Sinks and newest are counted in entries.
+// newest. Sinks and newest are counted in entries. Chunks that lie before the position `settled`
+// are left alone.
 Runs RunsOf(const LaneEntries& lane, const SemantiCachePolicy& cache, bool leave_open,
-            const TextChunks& chunks, std::span<const std::uint64_t> delimiters) {
+            const TextChunks& chunks, std::span<const std::uint64_t> delimiters,
+            std::uint64_t settled) {
   Runs runs;
   const std::uint64_t most = lane.count - std::min(lane.count, cache.recent);
   const auto inside = [&](const EntryRun& chunk) {
@@ -53,7 +57,9 @@ Runs RunsOf(const LaneEntries& lane, const SemantiCachePolicy& cache, bool leave
     run.end = std::max(run.begin, run.end);
     return run;
   };
+  if (most < lane.count) runs.next = lane.positions[most];
   for (EntryRun chunk : chunks.ended) {
+    if (chunk.end < lane.count && lane.positions[chunk.end] <= settled) continue;
     // A delimiter is its chunk's last entry.
     if (std::ranges::binary_search(delimiters, lane.positions[chunk.end - 1])) --chunk.end;
     const EntryRun run = inside(chunk);
@@ -62,6 +68,9 @@ Runs RunsOf(const LaneEntries& lane, const SemantiCachePolicy& cache, bool leave
   const EntryRun open = inside(chunks.open);
   if (leave_open) {
     runs.open = open.end - open.begin;
+    if (chunks.open.begin < lane.count) {
+      runs.next = std::min(runs.next, lane.positions[chunks.open.begin]);
+    }
   } else if (open.begin < open.end) {
     runs.of.push_back(open);
   }
@@ -97,8 +106,10 @@ std::vector<std::uint64_t> BoundariesOf(const LayerMemory& memory,
   return all;
 }
 
+// `again`: also of chunks that have been clustered before.
 std::vector<Cluster> ClustersOf(const SemantiCachePolicy& cache, const LayerView& view,
-                                const LayerMemory& memory) {
+                                const LayerMemory& memory, bool again) {
+  const std::uint64_t settled = again ? 0 : memory.clustered_until;
   const std::vector<std::uint64_t> delimiters = DelimitersOf(cache, view);
   const ChunkRules rules = {
       .most_entries = cache.max_chunk, .delimiters = delimiters, .first = view.first};
@@ -115,7 +126,8 @@ std::vector<Cluster> ClustersOf(const SemantiCachePolicy& cache, const LayerView
       lane.before = std::max(lane.before, view.lanes[kv_head].before);
     }
     TextChunks chunks = ChunksOf(lane, rules, BoundariesOf(memory, cluster.kv_heads));
-    cluster.runs = RunsOf(lane, cache, leave_open, chunks, delimiters);
+    cluster.runs = RunsOf(lane, cache, leave_open, chunks, delimiters,
+                          settled - std::min(settled, view.first));
     cluster.entries = lane.count;
     cluster.boundaries = ChunkEnds(std::move(chunks.boundaries));
   }
@@ -198,7 +210,7 @@ std::uint64_t MostEntries(double budget, const LayerView& view) {
 // so that each is tried. While tokens are decoded nothing can be done about those of the chunk that
 // is left open: where the others are within the budget, as little stays as can.
 absl::StatusOr<double> TauFor(double budget, std::span<const Cluster> clusters,
-                              const LayerView& view) {
+                              const LayerView& view, std::uint64_t pinned) {
   const std::uint64_t most = MostEntries(budget, view);
   const absl::StatusOr<std::vector<std::uint64_t>> totals = EntriesByTau(clusters, view);
   if (!totals.ok()) return totals.status();
@@ -223,13 +235,19 @@ absl::StatusOr<double> TauFor(double budget, std::span<const Cluster> clusters,
   const std::uint64_t before = EntriesBefore(view);
   const double enough = std::min(share(least - open, view.tokens),
                                  share(least - open + before, view.first + view.tokens));
-  return absl::InvalidArgumentError(
+  absl::Status refusal = absl::InvalidArgumentError(
       Concat(kSemantiCacheName, ": budget ", budget, " of ", view.tokens, " tokens in ",
              view.lanes.size(), " kv heads is ", most, " entries",
              before == 0 ? "" : ", with what earlier ones have left over",
              ", and no tau leaves less than ", least - open,
              open == 0 ? "" : " beside the chunk that goes on", "; a budget of ", enough,
              " is enough for this layer"));
+  // Sinks and newest tokens stay whatever tau is: where they alone are more, a longer prompt helps.
+  if (pinned * view.lanes.size() > most) {
+    const double enough_tokens = static_cast<double>(pinned) / budget;
+    MarkLeavesWhole(refusal, kernels::CountUp(enough_tokens));
+  }
+  return refusal;
 }
 
 // Where a chunk of text ends nobody knows while tokens are not named, those too that do not stay.
@@ -255,10 +273,16 @@ absl::StatusOr<LayerDecision> DecideClusters(SemantiCachePolicy cache, const Lay
       return status;
     }
   }
-  const std::vector<Cluster> clusters = ClustersOf(cache, view, memory);
+  std::vector<Cluster> clusters = ClustersOf(cache, view, memory, /*again=*/false);
   double tau = cache.tau;
   if (cache.budget.has_value()) {
-    const absl::StatusOr<double> fitting = TauFor(*cache.budget, clusters, view);
+    const std::uint64_t pinned = cache.sink + cache.recent;
+    absl::StatusOr<double> fitting = TauFor(*cache.budget, clusters, view, pinned);
+    if (!fitting.ok() && memory.clustered_until > 0) {
+      // The budget is of all tokens: where it takes that, more of the older ones become one.
+      clusters = ClustersOf(cache, view, memory, /*again=*/true);
+      fitting = TauFor(*cache.budget, clusters, view, pinned);
+    }
     if (!fitting.ok()) return fitting.status();
     tau = *fitting;
   }
@@ -268,8 +292,12 @@ absl::StatusOr<LayerDecision> DecideClusters(SemantiCachePolicy cache, const Lay
     if (!of_cluster.ok()) return of_cluster.status();
     decision.push_back(*std::move(of_cluster));
   }
+  memory.clustered_until = view.first + view.tokens;
   memory.boundaries.resize(view.lanes.size());
   for (const Cluster& cluster : clusters) {
+    if (cluster.runs.next < view.tokens) {
+      memory.clustered_until = std::min(memory.clustered_until, view.first + cluster.runs.next);
+    }
     for (const std::uint32_t kv_head : cluster.kv_heads) {
       // Forks may have the list that is there.
       ChunkEnds& of_lane = memory.boundaries[kv_head];
@@ -431,7 +459,8 @@ absl::Status CheckModel(const TokenPolicy& tokens, const ModelFacts& model) {
   return absl::InvalidArgumentError(
       Concat("policy: ", kSemantiCacheName,
              ": chunks of text end at delimiters, and the model was registered without any; name "
-             "them in its geometry (delimiter_token_ids), or say delimiters=0"));
+             "them in its geometry (ModelGeometry::delimiter_token_ids, which DelimiterTokens() "
+             "finds by the tokens' texts), or say delimiters=0"));
 }
 
 LanesAlike WantsAlike(const TokenPolicy& tokens) {

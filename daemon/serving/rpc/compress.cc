@@ -12,6 +12,7 @@
 #include "daemon/base/strings.h"
 #include "daemon/serving/call/resident.h"
 #include "daemon/serving/convert/convert.h"
+#include "daemon/serving/convert/outcomes.h"
 #include "daemon/serving/convert/rotations.h"
 
 namespace tessera::serving {
@@ -164,6 +165,17 @@ void Answer(const cache::PackOutcome& outcome, v1::CompressResponse& response) {
   response.set_rotation_bytes(outcome.rotation_bytes);
 }
 
+std::vector<cache::Sequence::LaneDescription> LanesOf(const cache::Sequence& sequence,
+                                                      std::uint32_t first_layer,
+                                                      std::uint32_t layers) {
+  std::vector<cache::Sequence::LaneDescription> lanes =
+      sequence.Describe(cache::Sequence::Detail::kLanes).lanes;
+  std::erase_if(lanes, [&](const cache::Sequence::LaneDescription& lane) {
+    return lane.layer < first_layer || lane.layer >= first_layer + layers;
+  });
+  return lanes;
+}
+
 }  // namespace
 
 absl::Status CompressByPolicy(const Services& services, const PolicyCompression& compression,
@@ -173,6 +185,8 @@ absl::Status CompressByPolicy(const Services& services, const PolicyCompression&
       CountLayers(sequence->model(), request.first_layer(), request.layers());
   if (!layers.ok()) return layers.status();
   const Sums before = SumsOf(*sequence);
+  const std::vector<cache::Sequence::LaneDescription> lanes_before =
+      LanesOf(*sequence, request.first_layer(), *layers);
   const auto outcome = std::make_shared<Outcome>();
   services.compactor->Compress(sequence,
                                {.first_layer = request.first_layer(),
@@ -190,7 +204,9 @@ absl::Status CompressByPolicy(const Services& services, const PolicyCompression&
       if (absl::Status status = compression.go_on(); !status.ok()) return status;
       outcome->known.WaitUntil(outcome->mutex, std::chrono::steady_clock::now() + kBetweenLooks);
     }
-    if (!outcome->status->ok()) return *outcome->status;
+    // Too few tokens for the policy: more of them cure it, so that this is no error.
+    const bool answered = policies::LeavesWhole(*outcome->status) && !compression.all_or_nothing;
+    if (!outcome->status->ok() && !answered) return *outcome->status;
   }
   const Sums after = SumsOf(*sequence);
   Answer({.entries_packed = after.packed > before.packed ? after.packed - before.packed : 0,
@@ -199,6 +215,12 @@ absl::Status CompressByPolicy(const Services& services, const PolicyCompression&
           .tile_bytes_after = after.tile_bytes,
           .rotation_bytes = after.rotation_bytes},
          response);
+  const std::vector<cache::Sequence::LaneDescription> lanes =
+      LanesOf(*sequence, request.first_layer(), *layers);
+  std::vector<compaction::LaneOutcome> outcomes =
+      compaction::Compactor::OutcomesOf(*sequence, lanes);
+  NoteNothingNew(lanes_before, lanes, outcomes);
+  *response.mutable_outcomes() = GroupOutcomes(lanes, outcomes);
   response.set_position_shift(sequence->position_shift());
   const std::vector<std::uint64_t> decided = compaction::Compactor::DecidedByLayer(*sequence);
   for (std::uint32_t layer = 0; layer < *layers && !decided.empty(); ++layer) {
@@ -214,6 +236,10 @@ absl::Status Compress(const Services& services, const Caller& caller,
   if (!request.has_packing() && request.has_rotations()) {
     return absl::InvalidArgumentError("there are rotations, and no packing that uses them");
   }
+  if (request.end_prompt() && request.has_packing()) {
+    return absl::InvalidArgumentError(
+        "there is a packing, and end_prompt, which compresses by the sequence's policy");
+  }
   const absl::StatusOr<cache::Residence> sequence =
       FindResident(*caller.tenant, SequenceId(request.sequence_id()));
   if (!sequence.ok()) return sequence.status();
@@ -222,6 +248,13 @@ absl::Status Compress(const Services& services, const Caller& caller,
     return absl::FailedPreconditionError(
         Concat((*sequence)->id().ToString(), " has the policy ", Quoted(policy.text),
                ", which packs by itself; leave the packing out, or set the policy \"dense\""));
+  }
+  if (request.end_prompt()) {
+    const absl::StatusOr<std::uint32_t> layers =
+        CountLayers((*sequence)->model(), request.first_layer(), request.layers());
+    if (!layers.ok()) return layers.status();
+    response.set_position_shift((*sequence)->position_shift());
+    return services.compactor->EndPrompt(sequence->sequence(), request.first_layer(), *layers);
   }
   if (!request.has_packing()) {
     return CompressByPolicy(services,

@@ -15,6 +15,8 @@ struct PolicyCompression {
   bool by_worker = false;
   // Its worker does not wait for it, and may be in a step.
   bool amid_steps = false;
+  // Whether it is an error that the policy does nothing with so few tokens (policies::LeavesWhole).
+  bool all_or_nothing = false;
   cache::GoOn go_on;  // asked now and then
 };
 

@@ -8,6 +8,7 @@
 #include "daemon/base/strings.h"
 #include "daemon/base/version.h"
 #include "daemon/serving/convert/convert.h"
+#include "daemon/serving/convert/outcomes.h"
 
 namespace tessera::serving {
 
@@ -116,9 +117,14 @@ absl::Status DescribeSequence(const Services& services, const cache::Sequence& s
   out.set_position_shift(sequence.position_shift());
   out.set_directory_offset(sequence.directory_offset());
   DescribeKept(sequence.model(), description.lanes, out);
+  const std::vector<compaction::LaneOutcome> outcomes =
+      compaction::Compactor::OutcomesOf(sequence, description.lanes);
+  *out.mutable_outcomes() = GroupOutcomes(description.lanes, outcomes);
   if (!request.lanes() && !request.entries()) return absl::OkStatus();
-  for (const cache::Sequence::LaneDescription& lane : description.lanes) {
+  for (std::size_t i = 0; i < description.lanes.size(); ++i) {
+    const cache::Sequence::LaneDescription& lane = description.lanes[i];
     v1::LaneDescription& shown = *out.add_lane();
+    Describe(outcomes[i], *shown.mutable_outcome());
     shown.set_layer(lane.layer);
     shown.set_kv_head(lane.kv_head);
     shown.set_entries(lane.entries);
@@ -185,6 +191,12 @@ void FillCompaction(const Services& services, v1::CompactionStats& out) {
   out.set_segments_sealed(counters.segments_sealed.load());
   out.set_strategies_made(counters.strategies_made.load());
   out.set_ends_left_plain(counters.left_plain.load());
+  for (std::size_t i = 1; i < compaction::kDenseReasons; ++i) {
+    const std::uint64_t times = counters.left_dense[i].load();
+    if (times == 0) continue;
+    (*out.mutable_left_dense())[std::string(
+        compaction::NameOf(static_cast<compaction::DenseReason>(i)))] = times;
+  }
   out.set_raw_rows_dropped(counters.raw_rows_dropped.load());
   out.set_raw_copy_bytes(services.node->host_rows().used_bytes());
   out.set_token_choices(counters.decisions_made.load());
@@ -264,6 +276,12 @@ void NodeCollector::CollectCompaction(metrics::Visitor& visitor) const {
   visitor.Add(metrics::kSegmentsSealedTotal, counters.segments_sealed.load());
   visitor.Add(metrics::kStrategiesTotal, counters.strategies_made.load());
   visitor.Add(metrics::kRunsLeftPlainTotal, counters.left_plain.load());
+  for (std::size_t i = 0; i < compaction::kDenseReasons; ++i) {
+    const auto reason = static_cast<compaction::DenseReason>(i);
+    if (!compaction::IsCounted(reason)) continue;
+    visitor.Add(metrics::kSegmentsLeftDenseTotal, counters.left_dense[i].load(),
+                compaction::NameOf(reason));
+  }
   visitor.Add(metrics::kTokenChoicesTotal, counters.decisions_made.load());
   visitor.Add(metrics::kShownBytesTotal, counters.shown_bytes.load());
   visitor.Add(metrics::kRawRowsDroppedTotal, counters.raw_rows_dropped.load());

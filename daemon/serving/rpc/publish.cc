@@ -127,8 +127,10 @@ class Publishing {
 
   absl::Status CompressAll() {
     v1::CompressResponse ignored;
-    return CompressByPolicy(services_, {.sequence = sequence_, .go_on = [this] { return GoOn(); }},
-                            v1::CompressRequest(), ignored);
+    return CompressByPolicy(
+        services_,
+        {.sequence = sequence_, .all_or_nothing = true, .go_on = [this] { return GoOn(); }},
+        v1::CompressRequest(), ignored);
   }
 
   struct Frozen {

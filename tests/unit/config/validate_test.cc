@@ -280,5 +280,20 @@ TEST(Warnings, NameTheOpenDoor) {
   EXPECT_TRUE(Warnings(config).empty()) << "the kernel says who comes";
 }
 
+TEST(Warnings, SayHowMuchOfASmallPoolHoldsNothing) {
+  Config config;
+  config.pool_bytes = 128 << 20;
+  EXPECT_EQ(UsablePoolBytes(config), 64u << 20) << "one extent beside the directory";
+  EXPECT_THAT(Warnings(config), testing::ElementsAre(testing::AllOf(
+                                    HasSubstr("of 128.0 MiB at most 64.0 MiB can hold KV"),
+                                    HasSubstr("lower pool_extent_bytes"))));
+  config.pool_extent_bytes = 16 << 20;
+  EXPECT_EQ(UsablePoolBytes(config), 112u << 20);
+  EXPECT_TRUE(Warnings(config).empty());
+  config.pool_bytes = 16 << 20;
+  EXPECT_EQ(UsablePoolBytes(config), 0u);
+  EXPECT_THAT(Warnings(config), testing::ElementsAre(HasSubstr("at most 0 B can hold KV")));
+}
+
 }  // namespace
 }  // namespace tessera::config

@@ -92,6 +92,7 @@ TEST(Metrics, EachMovesByItsOwnMeansAndNoOther) {
     visitor.Add(kSegmentsSealedTotal, state);
     visitor.Add(kStrategiesTotal, state);
     visitor.Add(kRunsLeftPlainTotal, state);
+    visitor.Add(kSegmentsLeftDenseTotal, state, "loss_above_limit");
     visitor.Add(kRawRowsDroppedTotal, state);
     visitor.Add(kTokensAppendedTotal, state, "rpc");
     visitor.Add(kTilesEncodedTotal, state);
@@ -147,6 +148,7 @@ TEST(Metrics, EachMovesByItsOwnMeansAndNoOther) {
         "tessera_segments_sealed_total",
         "tessera_strategies_total",
         "tessera_runs_left_plain_total",
+        "tessera_segments_left_dense_total",
         "tessera_raw_rows_dropped_total",
         "tessera_tokens_appended_total",
         "tessera_tiles_encoded_total",

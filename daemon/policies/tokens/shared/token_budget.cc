@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <ranges>
 
 #include "absl/status/status.h"
 #include "absl/strings/cord.h"
 #include "daemon/base/strings.h"
+#include "daemon/policies/least_tokens.h"
 
 namespace tessera::policies {
 namespace {
@@ -75,12 +77,21 @@ absl::StatusOr<std::uint64_t> EntriesOf(std::string_view name, const EntryBudget
              tokens == kNever ? ""
                               : Concat(", and a budget of ", budget.share, " is enough for ",
                                        tokens, " tokens or more")));
-  refusal.SetPayload(kLeavesWhole, absl::Cord());
+  MarkLeavesWhole(refusal, tokens == kNever ? 0 : tokens);
   return refusal;
+}
+
+void MarkLeavesWhole(absl::Status& refusal, std::uint64_t enough) {
+  refusal.SetPayload(kLeavesWhole, absl::Cord(Concat(enough)));
 }
 
 bool LeavesWhole(const absl::Status& refusal) {
   return refusal.GetPayload(kLeavesWhole).has_value();
+}
+
+std::uint64_t TokensEnoughFor(const absl::Status& refusal) {
+  const auto payload = refusal.GetPayload(kLeavesWhole);
+  return payload.has_value() ? std::strtoull(std::string(*payload).c_str(), nullptr, 10) : 0;
 }
 
 }  // namespace tessera::policies

@@ -52,4 +52,7 @@ absl::StatusOr<std::uint64_t> EntriesOf(std::string_view name, const EntryBudget
                                         const LayerView& view, std::uint64_t window,
                                         Rounding rounded = kernels::CountDown);
 
+// Makes a refusal an answer (LeavesWhole): it would not be one of `enough` tokens; 0: unknown.
+void MarkLeavesWhole(absl::Status& refusal, std::uint64_t enough);
+
 }  // namespace tessera::policies

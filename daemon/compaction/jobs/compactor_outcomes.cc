@@ -1,0 +1,123 @@
+// What became of lanes, for whoever asks; and the end of a prompt that comes without rows.
+
+#include <algorithm>
+#include <utility>
+
+#include "daemon/compaction/jobs/compactor.h"
+#include "daemon/compaction/jobs/compactor_jobs.h"
+#include "daemon/policies/plan.h"
+
+namespace tessera::compaction {
+
+namespace {
+
+// Of rows that nothing has been tried with: they wait, for so many tokens of a lane.
+DenseRows Waiting(const policies::Policy& policy, std::uint64_t tokens) {
+  DenseRows waiting = {.reason = DenseReason::kWaiting, .tokens = tokens};
+  if (policy.mosaic.has_value()) {
+    waiting.needs = std::min(policy.mosaic->segments.min_tokens, policy.mosaic->segments.tokens);
+  } else if (policy.summaries.has_value()) {
+    waiting.needs = kernels::kTileEntries;
+  }
+  return waiting;
+}
+
+bool IsCompressed(const cache::SegmentRun& run) {
+  return run.shape.packed() || run.shape.summary != kernels::Summary::kNone;
+}
+
+LaneOutcome OutcomeOf(const cache::Sequence::LaneDescription& lane, const policies::Policy& policy,
+                      const DenseRows& of_lane, const DenseRows& of_layer,
+                      std::uint64_t decided_until) {
+  LaneOutcome outcome = {.tokens = lane.tokens};
+  for (const cache::SegmentRun& run : lane.runs) {
+    (IsCompressed(run) ? outcome.compressed_entries : outcome.dense_entries) += run.entries;
+  }
+  const bool fewer = lane.entries < lane.tokens;
+  const bool reads_all =  // a layer whose blocks nobody would choose from has no summaries
+      policy.summaries.has_value() && !policies::SelectionOf(policy, lane.layer).has_value();
+  if (reads_all && !policy.chooses()) {
+    outcome.form = LaneForm::kDense;
+    outcome.dense.reason = DenseReason::kPolicyDense;
+    return outcome;
+  }
+  if (LeavesRows(policy) || reads_all) {  // it chooses, and no more
+    outcome.dense = of_layer;
+    const bool asked = decided_until > 0 || of_layer.reason != DenseReason::kNone;
+    if (!asked && lane.entries > 0) outcome.dense = Waiting(policy, lane.tokens);
+    const bool done = outcome.dense.reason == DenseReason::kNone;
+    outcome.form = done ? LaneForm::kCompressed : fewer ? LaneForm::kPartly : LaneForm::kDense;
+    return outcome;
+  }
+  if (outcome.dense_entries == 0) {
+    outcome.form = LaneForm::kCompressed;
+    return outcome;
+  }
+  outcome.form = outcome.compressed_entries > 0 || fewer ? LaneForm::kPartly : LaneForm::kDense;
+  outcome.dense = of_lane.reason != DenseReason::kNone ? of_lane : of_layer;
+  if (outcome.dense.reason == DenseReason::kNone) {
+    outcome.dense = Waiting(policy, outcome.dense_entries);
+  }
+  return outcome;
+}
+
+}  // namespace
+
+std::vector<LaneOutcome> Compactor::OutcomesOf(
+    const cache::Sequence& sequence, std::span<const cache::Sequence::LaneDescription> lanes) {
+  const std::shared_ptr<const ManagedSequence> managed = ManagedSequence::Of(sequence);
+  std::vector<LaneOutcome> outcomes;
+  for (const cache::Sequence::LaneDescription& lane : lanes) {
+    if (managed == nullptr || managed->policy().dense()) {
+      // Packed by hand, or by a policy before: that is all that is asked for.
+      LaneOutcome outcome = {.tokens = lane.tokens};
+      for (const cache::SegmentRun& run : lane.runs) {
+        (IsCompressed(run) ? outcome.compressed_entries : outcome.dense_entries) += run.entries;
+      }
+      const bool any = outcome.compressed_entries > 0;
+      outcome.form = !any                         ? LaneForm::kDense
+                     : outcome.dense_entries == 0 ? LaneForm::kCompressed
+                                                  : LaneForm::kPartly;
+      if (outcome.form != LaneForm::kCompressed) outcome.dense.reason = DenseReason::kPolicyDense;
+      outcomes.push_back(std::move(outcome));
+      continue;
+    }
+    const std::uint32_t index = sequence.model().layout().lane(lane.layer, lane.kv_head);
+    outcomes.push_back(OutcomeOf(lane, managed->policy(), managed->lane(index).left_dense.Get(),
+                                 managed->layer(lane.layer).left_dense.Get(),
+                                 managed->decided_until(lane.layer)));
+  }
+  return outcomes;
+}
+
+void Compactor::Note(DenseRecord& record, DenseRows rows, std::uint32_t lanes) {
+  if (rows.reason != DenseReason::kNone) {
+    counters_.left_dense[static_cast<std::size_t>(rows.reason)].fetch_add(
+        lanes, std::memory_order_relaxed);
+  }
+  record.Set(std::move(rows));
+}
+
+absl::Status Compactor::EndPrompt(const std::shared_ptr<cache::Sequence>& sequence,
+                                  std::uint32_t first_layer, std::uint32_t layers) {
+  const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(*sequence);
+  if (managed == nullptr) return absl::OkStatus();
+  // No cut comes between what a layer holds and what is wanted of it.
+  const ManagedSequence::Pause pause(*managed);
+  if (ManagedSequence::Of(*sequence) != managed) return internal::PolicyChanged(*sequence);
+  for (std::uint32_t layer = first_layer; layer < first_layer + layers; ++layer) {
+    const absl::StatusOr<std::uint64_t> tokens = sequence->TokensOfLayer(layer);
+    if (!tokens.ok()) return tokens.status();
+    if (*tokens == 0) continue;
+    AfterAppend(sequence, managed,
+                {.first_layer = layer,
+                 .layers = 1,
+                 .end_of_prompt = true,
+                 .first_token = *tokens,
+                 .until = *tokens},
+                /*end_wanted=*/false);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace tessera::compaction
