@@ -43,6 +43,7 @@ struct SelectionRule {
 
   double rate = 1;            // of the entries that the item's queries may see in such segments
   std::uint64_t entries = 0;  // if not 0: the budget itself, instead of `rate`
+  std::uint64_t floor = 0;    // entries that a budget by `rate` has at least
   Judge judge = Judge::kShare;
   bool first_block = false;
   // The budget is of the newest rows as well, which are in no block yet: those of a last tile that

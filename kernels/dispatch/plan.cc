@@ -231,8 +231,10 @@ std::uint64_t BudgetOf(const SelectionRule& rule, const Selectable& visible) {
   if (budget == 0) {
     // Ratios are doubles: the excess of a product over a whole number may be rounding.
     const double wanted = std::ceil(rule.rate * static_cast<double>(all) - 1e-6);
-    if (!(wanted > 0)) return 0;
-    budget = wanted < static_cast<double>(all) ? static_cast<std::uint64_t>(wanted) : all;
+    if (wanted > 0) {
+      budget = wanted < static_cast<double>(all) ? static_cast<std::uint64_t>(wanted) : all;
+    }
+    budget = std::max(budget, rule.floor);
   }
   return std::min(budget - std::min(budget, outside), visible.entries);
 }

@@ -73,7 +73,7 @@ struct StepRule {
   std::uint8_t by_share = 1;  // a row's score counts less its log-sum-exp over all candidates
   std::uint8_t first_block = 0;
   std::uint8_t counts_tail = 0;  // the budget is of the newest rows as well, which are in no block
-  std::uint8_t reserved[4] = {};
+  std::uint32_t floor = 0;       // entries that a budget by `rate` has at least
 };
 static_assert(sizeof(StepRule) == 24);
 
