@@ -120,6 +120,11 @@ absl::StatusOr<v1::CompressResponse> CompressByRpc(Session& session, const Bound
 }
 
 absl::Status CheckRule(const kernels::SelectionRule& rule) {
+  if (rule.entries != 0 && rule.floor != 0) {
+    return absl::InvalidArgumentError(
+        Concat("the selection has entries ", rule.entries, " and floor ", rule.floor,
+               "; floor is the least budget by rate, so it must be 0 where entries is the budget"));
+  }
   if (rule.entries != 0 || (rule.rate > 0 && rule.rate <= 1)) return absl::OkStatus();
   return absl::InvalidArgumentError(Concat("the selection's rate is ", rule.rate,
                                            "; it is above 0 and at most 1, or entries is set"));
@@ -130,6 +135,7 @@ void ToProto(const kernels::SelectionRule& rule, v1::Selection& selection) {
     selection.set_entries(rule.entries);
   } else {
     selection.set_rate(rule.rate);
+    selection.set_floor(rule.floor);
   }
   selection.set_judge(rule.judge == kernels::SelectionRule::Judge::kLogit
                           ? v1::Selection::JUDGE_LOGIT
@@ -144,6 +150,7 @@ PolicySelection FromProto(const v1::PolicySelection& policy) {
   using Judge = kernels::SelectionRule::Judge;
   return {.rule = {.rate = selection.entries() != 0 ? 1.0 : selection.rate(),
                    .entries = selection.entries(),
+                   .floor = selection.floor(),
                    .judge = selection.judge() == v1::Selection::JUDGE_LOGIT ? Judge::kLogit
                                                                             : Judge::kShare,
                    .first_block = selection.first_block(),

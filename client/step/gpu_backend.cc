@@ -26,6 +26,7 @@ std::uint64_t AddressOf(const void* pointer) { return reinterpret_cast<std::uint
 std::string Name(const kernels::SelectionRule& rule) {
   std::string name =
       rule.entries != 0 ? Concat(rule.entries, " entries") : Concat("a share of ", rule.rate);
+  if (rule.floor != 0) Append(name, " and at least ", rule.floor, " entries");
   const bool logit = rule.judge == kernels::SelectionRule::Judge::kLogit;
   name += logit ? " by logit" : " by share";
   if (rule.each_head) name += " for each query head";

@@ -44,6 +44,7 @@ struct SelectionRule {
 
   double rate = 1;            // budget as a share of the visible entries of such segments
   std::uint64_t entries = 0;  // if not 0: the budget itself, instead of `rate`
+  std::uint64_t floor = 0;    // entries that a budget by `rate` has at least
   Judge judge = Judge::kShare;
   bool first_block = false;
   // If set, the budget also covers the newest rows, which belong to no block yet: those of an

@@ -230,8 +230,10 @@ std::uint64_t BudgetOf(const SelectionRule& rule, const Selectable& visible) {
   if (budget == 0) {
     // Rates are doubles: a tiny excess of the product over an integer may be a rounding error.
     const double wanted = std::ceil(rule.rate * static_cast<double>(all) - 1e-6);
-    if (!(wanted > 0)) return 0;
-    budget = wanted < static_cast<double>(all) ? static_cast<std::uint64_t>(wanted) : all;
+    if (wanted > 0) {
+      budget = wanted < static_cast<double>(all) ? static_cast<std::uint64_t>(wanted) : all;
+    }
+    budget = std::max(budget, rule.floor);
   }
   return std::min(budget - std::min(budget, outside), visible.entries);
 }

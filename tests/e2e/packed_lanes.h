@@ -171,7 +171,11 @@ class PackedLanes : public testing::Test {
   SelectionRule RandomRule() {
     SelectionRule rule = {.rate = static_cast<double>(random_.Between(1, 100)) / 100,
                           .first_block = random_.OneIn(2)};
-    if (random_.OneIn(2)) rule.entries = random_.Between(1, 200);
+    if (random_.OneIn(2)) {
+      rule.entries = random_.Between(1, 200);
+    } else if (random_.OneIn(3)) {
+      rule.floor = random_.Between(1, 200);
+    }
     if (random_.OneIn(2)) rule.judge = SelectionRule::Judge::kLogit;
     rule.each_head = random_.OneIn(3);
     return rule;

@@ -39,7 +39,8 @@ absl::StatusOr<v1::CompressResponse> CompressByRpc(Session& session, const Bound
                                                    SequenceId sequence, const Packing& packing,
                                                    const RotationTensors& rotations);
 
-// INVALID_ARGUMENT where a rule is none: rate above 0 and at most 1, or entries.
+// INVALID_ARGUMENT unless the rule has either entries or a rate above 0 and at most 1; a floor goes
+// with a rate only.
 absl::Status CheckRule(const kernels::SelectionRule& rule);
 void ToProto(const kernels::SelectionRule& rule, v1::Selection& selection);
 

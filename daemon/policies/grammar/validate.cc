@@ -157,6 +157,10 @@ absl::Status CheckSelection(const Policy& policy) {
   if (rule.entries == 0 && !(rule.rate > 0 && rule.rate <= 1)) {
     return Refuse("the selection's rate is ", rule.rate, "; it is above 0, up to 1");
   }
+  if (rule.entries != 0 && rule.floor != 0) {
+    return Refuse("the selection has entries ", rule.entries, " and floor ", rule.floor,
+                  "; floor is the least budget by rate");
+  }
   if (policy.mosaic.has_value() && policy.mosaic->strategy.summary == Summary::kNone) {
     return Refuse("there is a selection, and packed rows have no blocks that are summed up");
   }

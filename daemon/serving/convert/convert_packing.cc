@@ -139,10 +139,16 @@ absl::StatusOr<kernels::SelectionRule> ToSelectionRule(const v1::Selection& sele
         Concat("selection.rate is ", selection.rate(),
                "; it must be above 0 and at most 1, unless entries is set"));
   }
+  if (selection.entries() != 0 && selection.floor() != 0) {
+    return absl::InvalidArgumentError(
+        Concat("selection has entries ", selection.entries(), " and floor ", selection.floor(),
+               "; floor is the least budget by rate, so it must be 0 where entries is the budget"));
+  }
   using Judge = kernels::SelectionRule::Judge;
   return kernels::SelectionRule{
       .rate = selection.entries() != 0 ? 1.0 : selection.rate(),
       .entries = selection.entries(),
+      .floor = selection.floor(),
       .judge = judge == v1::Selection::JUDGE_LOGIT ? Judge::kLogit : Judge::kShare,
       .first_block = selection.first_block(),
       .counts_tail = selection.counts_tail(),
@@ -155,6 +161,7 @@ void Describe(const policies::SelectionPolicy& policy, v1::PolicySelection& show
     selection.set_entries(policy.rule.entries);
   } else {
     selection.set_rate(policy.rule.rate);
+    selection.set_floor(policy.rule.floor);
   }
   using Judge = kernels::SelectionRule::Judge;
   selection.set_judge(policy.rule.judge == Judge::kLogit ? v1::Selection::JUDGE_LOGIT

@@ -73,7 +73,10 @@ TESSERA_HOST_DEVICE inline std::uint64_t BudgetOf(const StepRule& rule, const Se
     outside = ((rows + visible.block - 1) & ~(visible.block - 1)) - visible.partial;
   }
   std::uint64_t budget = rule.entries;
-  if (budget == 0) budget = ShareOf(rule.rate, visible.entries + outside);
+  if (budget == 0) {
+    budget = ShareOf(rule.rate, visible.entries + outside);
+    if (budget < rule.floor) budget = rule.floor;
+  }
   budget = budget > outside ? budget - outside : 0;
   return budget < visible.entries ? budget : visible.entries;
 }

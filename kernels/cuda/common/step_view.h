@@ -75,7 +75,7 @@ struct StepRule {
   std::uint8_t first_block = 0;
   // The budget also covers the newest rows, which are in no block yet.
   std::uint8_t counts_tail = 0;
-  std::uint8_t reserved[4] = {};
+  std::uint32_t floor = 0;  // least budget in entries, if the budget is a `rate`
 };
 static_assert(sizeof(StepRule) == 24);
 

@@ -8,6 +8,7 @@
 //   if (writer.Finish() == StepStatus::kOk) upload the first writer.bytes() bytes
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -36,6 +37,9 @@ std::uint32_t CountStrategies(const LaneView& lane);
 // The contribution to StepShape::choices of a lane whose sequence selects.
 std::uint32_t CountChoices(const LaneView& lane);
 
+// No lane has more entries: a higher floor reads all of them, as this one does.
+inline constexpr std::uint32_t kMaxFloor = ~0u;
+
 // Converts a kernels::SelectionRule, which this folder does not depend on, to the image's form.
 // Null: no rule.
 template <class Rule>
@@ -46,7 +50,8 @@ StepRule StepRuleOf(const Rule* rule) {
           .selects = 1,
           .by_share = rule->judge == Rule::Judge::kShare,
           .first_block = rule->first_block,
-          .counts_tail = rule->counts_tail};
+          .counts_tail = rule->counts_tail,
+          .floor = static_cast<std::uint32_t>(std::min<std::uint64_t>(rule->floor, kMaxFloor))};
 }
 
 std::uint64_t StepBytes(const StepShape& shape);

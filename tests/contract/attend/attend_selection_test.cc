@@ -29,6 +29,7 @@ SelectionRule AnyRule(TestRandom& random) {
   constexpr double kRates[] = {0, 0.01, 0.0625, 0.25, 0.5, 0.99, 1, 7};
   SelectionRule rule = {.rate = random.Pick(kRates)};
   if (random.OneIn(4)) rule.entries = 1 + random.Below(300);
+  if (random.OneIn(4)) rule.floor = random.Below(300);
   if (random.OneIn(3)) rule.judge = SelectionRule::Judge::kLogit;
   rule.first_block = random.OneIn(2);
   rule.counts_tail = random.OneIn(2);
@@ -214,8 +215,10 @@ TEST_P(AttendSelection, KeepsTheBudgetAndTheForcedBlocks) {
                                 newest ? blocks.back().visible % block : 0, block);
     }
     const auto all = static_cast<double>(visible + outside);
-    const double wanted = rule.entries != 0 ? static_cast<double>(rule.entries)
-                                            : std::min(std::ceil(rule.rate * all - 1e-6), all);
+    const double wanted = rule.entries != 0
+                              ? static_cast<double>(rule.entries)
+                              : std::max(std::min(std::ceil(rule.rate * all - 1e-6), all),
+                                         static_cast<double>(rule.floor));
     const double budget =
         std::clamp(wanted - static_cast<double>(outside), 0.0, static_cast<double>(visible));
     std::uint64_t forced = 0;

@@ -35,8 +35,8 @@ inline auto FieldsOf(const SummaryPolicy& summaries) {
 
 inline auto FieldsOf(const SelectionPolicy& selection) {
   const auto& [rule, dense_layers] = selection;
-  const auto& [rate, entries, judge, first_block, counts_tail, each_head] = rule;
-  return std::tie(dense_layers, rate, entries, judge, first_block, counts_tail, each_head);
+  const auto& [rate, entries, floor, judge, first_block, counts_tail, each_head] = rule;
+  return std::tie(dense_layers, rate, entries, floor, judge, first_block, counts_tail, each_head);
 }
 
 template <typename T>

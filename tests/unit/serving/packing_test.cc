@@ -158,9 +158,14 @@ TEST(Selections, RatesAndEntriesExcludeEachOther) {
   selection.set_rate(0.25);
   EXPECT_EQ(ToSelectionRule(selection)->rate, 0.25);
   EXPECT_EQ(ToSelectionRule(selection)->entries, 0u);
+  EXPECT_EQ(ToSelectionRule(selection)->floor, 0u);
+  selection.set_floor(64);
+  EXPECT_EQ(ToSelectionRule(selection)->floor, 64u);
   selection.set_entries(7);
   EXPECT_FALSE(ToSelectionRule(selection).ok());
   selection.set_rate(0);
+  EXPECT_FALSE(ToSelectionRule(selection).ok());
+  selection.set_floor(0);
   selection.set_judge(v1::Selection::JUDGE_LOGIT);
   selection.set_first_block(true);
   EXPECT_FALSE(ToSelectionRule(selection)->each_head);

@@ -27,6 +27,19 @@ TEST(SelectionIndex, BudgetsAreRatesRoundedUpOrEntries) {
   EXPECT_EQ(BudgetOf({.rate = 0, .entries = 500, .selects = 1}, {.entries = 77}), 77u);
 }
 
+TEST(SelectionIndex, BudgetsByRateAreAtLeastTheFloor) {
+  const StepRule rule = {.rate = 0.1, .selects = 1, .floor = 64};
+  EXPECT_EQ(BudgetOf(rule, {.entries = 63}), 63u);
+  EXPECT_EQ(BudgetOf(rule, {.entries = 639}), 64u);
+  EXPECT_EQ(BudgetOf(rule, {.entries = 641}), 65u);
+  EXPECT_EQ(BudgetOf({.rate = 0, .selects = 1, .floor = 5}, {.entries = 77}), 5u);
+  EXPECT_EQ(BudgetOf({.rate = 1, .entries = 5, .selects = 1, .floor = 64}, {.entries = 77}), 5u);
+  // The floor is of the same entries as the rate.
+  EXPECT_EQ(BudgetOf({.rate = 0.1, .selects = 1, .counts_tail = 1, .floor = 64},
+                     {.entries = 100, .newest = 16, .block = 16}),
+            48u);
+}
+
 TEST(SelectionIndex, BudgetsOfTheTailTooLeaveTheRest) {
   const StepRule pages = {.entries = 64, .selects = 1, .counts_tail = 1};
   EXPECT_EQ(BudgetOf(pages, {.entries = 1000, .newest = 0, .block = 16}), 64u);

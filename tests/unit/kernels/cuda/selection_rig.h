@@ -63,6 +63,7 @@ inline kernels::cuda::StepRule AnyStepRule(TestRandom& random) {
   constexpr double kRates[] = {0, 0.01, 0.0625, 0.25, 0.5, 0.99, 1, 7};
   kernels::cuda::StepRule rule = {.rate = random.Pick(kRates), .selects = 1};
   if (random.OneIn(4)) rule.entries = 1 + random.Below(300);
+  if (random.OneIn(4)) rule.floor = static_cast<std::uint32_t>(random.Below(300));
   rule.by_share = random.OneIn(2) ? 1 : 0;
   rule.first_block = random.OneIn(2) ? 1 : 0;
   rule.counts_tail = random.OneIn(2) ? 1 : 0;
