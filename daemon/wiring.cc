@@ -33,7 +33,7 @@
 #include "daemon/residency/drop_prefixes.h"
 #include "daemon/residency/offload_idle.h"
 #include "daemon/residency/pressure.h"
-#include "daemon/residency/thin_segments.h"
+#include "daemon/residency/reduce_channels.h"
 #include "daemon/serving/server.h"
 #include "kernels/dispatch/implementation.h"
 
@@ -90,15 +90,15 @@ class DrainWatch {
             if (over_.load()) return;
             if (!signal.has_value()) {
               if (clock.Now() < end) continue;
-              StopAtOnce(logger, "drain exceeded its limit: stopping at once");
+              ExitNow(logger, "drain exceeded its limit: stopping at once");
             }
             if (*signal != SIGUSR1 && std::exchange(terminated, true)) {
-              StopAtOnce(logger, "second stop signal: stopping at once");
+              ExitNow(logger, "second stop signal: stopping at once");
             }
             const std::chrono::milliseconds limit = limit_of(*signal);
             logger.Log(LogLevel::kInfo, "already draining", {{"limit_ms", limit.count()}});
             end = std::min(end, clock.Now() + limit + kPatience);
-            Hurry(limit);
+            ShortenDrain(limit);
           }
         }) {}
   ~DrainWatch() {
@@ -112,11 +112,11 @@ class DrainWatch {
   }
 
  private:
-  void Hurry(Clock::Duration limit) {
+  void ShortenDrain(Clock::Duration limit) {
     MutexLock lock(mutex_);
-    if (server_ != nullptr) server_->Hurry(limit);
+    if (server_ != nullptr) server_->ShortenDrain(limit);
   }
-  [[noreturn]] static void StopAtOnce(Logger& logger, const char* why) {
+  [[noreturn]] static void ExitNow(Logger& logger, const char* why) {
     logger.Log(LogLevel::kWarning, why);
     std::_Exit(0);
   }
@@ -172,7 +172,7 @@ residency::Pressure::Options PressureOptions(const config::Config& config, cache
   options.ladder.push_back(std::make_unique<residency::DropPrefixes>());
   options.ladder.push_back(std::make_unique<residency::OffloadIdle>(residency::OffloadIdle::Options{
       .clock = &clock, .tier = &node.host_tier(), .idle = config.offload_idle}));
-  options.ladder.push_back(std::make_unique<residency::ThinSegments>(&compactor));
+  options.ladder.push_back(std::make_unique<residency::ReduceChannels>(&compactor));
   return options;
 }
 
@@ -180,9 +180,10 @@ serving::Server::Options ServerOptions(const config::Config& config) {
   serving::Server::Options options;
   for (const config::ListenAddress& address : config.listen) {
     if (address.is_unix()) {
-      options.unix_doors.push_back({address.unix_path, config.unix_socket_mode, config.unix_peers});
+      options.unix_endpoints.push_back(
+          {address.unix_path, config.unix_socket_mode, config.unix_peers});
     } else {
-      options.tcp_doors.push_back(address.tcp.ToString());
+      options.tcp_endpoints.push_back(address.tcp.ToString());
     }
   }
   if (config.metrics_address.has_value()) {
@@ -262,7 +263,7 @@ int Serve(const config::Config& config, device::Finder& devices, const StopSigna
   services.pressure = &pressure;
 
   std::atomic<std::uint64_t> requested_limit_ms{0};
-  (*server)->set_drain_request([&requested_limit_ms](std::uint64_t limit_ms) {
+  (*server)->set_on_drain_request([&requested_limit_ms](std::uint64_t limit_ms) {
     requested_limit_ms.store(limit_ms);
     ::kill(::getpid(), SIGUSR1);
   });

@@ -252,8 +252,8 @@ absl::StatusOr<v1::Welcome> Core::Greet(Transport& transport,
   return std::move(*response.mutable_welcome());
 }
 
-absl::StatusOr<std::unique_ptr<MappedDoor>> Core::OpenDoor(Transport& transport,
-                                                           const v1::Welcome& welcome) {
+absl::StatusOr<std::unique_ptr<MappedMemory>> Core::OpenDoor(Transport& transport,
+                                                             const v1::Welcome& welcome) {
   std::unique_ptr<Gpu> gpu;
   if (!welcome.device_uuid().empty()) {
     absl::StatusOr<std::unique_ptr<Gpu>> opened =
@@ -263,12 +263,13 @@ absl::StatusOr<std::unique_ptr<MappedDoor>> Core::OpenDoor(Transport& transport,
   }
   absl::StatusOr<std::unique_ptr<DescriptorSource>> source = transport.OpenDescriptors(welcome);
   if (!source.ok()) return source.status();
-  return MappedDoor::Open({.source = *std::move(source),
-                           .gpu = std::move(gpu),
-                           .expected = {.instance = welcome.instance(),
-                                        .directory_extent_bytes = welcome.directory_extent_bytes(),
-                                        .pool_extent_bytes = welcome.pool_extent_bytes()},
-                           .staging_bytes = welcome.staging_bytes()});
+  return MappedMemory::Open(
+      {.source = *std::move(source),
+       .gpu = std::move(gpu),
+       .expected = {.instance = welcome.instance(),
+                    .directory_extent_bytes = welcome.directory_extent_bytes(),
+                    .pool_extent_bytes = welcome.pool_extent_bytes()},
+       .staging_bytes = welcome.staging_bytes()});
 }
 
 absl::Status Core::OpenSession(ReattachReport& report) {
@@ -287,9 +288,9 @@ absl::Status Core::OpenSession(ReattachReport& report) {
   absl::StatusOr<v1::Welcome> welcome = Greet(*transport, stream);
   if (!welcome.ok()) return failed(welcome.status());
 
-  std::unique_ptr<MappedDoor> door;
+  std::unique_ptr<MappedMemory> door;
   if (options_.map_memory && connector_->local() && !welcome->descriptor_socket().empty()) {
-    absl::StatusOr<std::unique_ptr<MappedDoor>> opened = OpenDoor(*transport, *welcome);
+    absl::StatusOr<std::unique_ptr<MappedMemory>> opened = OpenDoor(*transport, *welcome);
     if (!opened.ok()) return failed(opened.status());
     door = *std::move(opened);
   }

@@ -54,8 +54,8 @@ class Core {
   void RunLease();
   Outcome AttachNow(Order order);
   absl::StatusOr<v1::Welcome> Greet(Transport& transport, std::shared_ptr<AttachStream>& stream);
-  absl::StatusOr<std::unique_ptr<MappedDoor>> OpenDoor(Transport& transport,
-                                                       const v1::Welcome& welcome);
+  absl::StatusOr<std::unique_ptr<MappedMemory>> OpenDoor(Transport& transport,
+                                                         const v1::Welcome& welcome);
   absl::Status OpenSession(ReattachReport& report);
   absl::Status BindModels(Session& session);
   v1::Hello MakeHello();
@@ -67,7 +67,7 @@ class Core {
   const std::unique_ptr<Connector> connector_;
   SystemClock system_clock_;
   std::unique_ptr<Sleeper> system_sleeper_;
-  Surroundings surroundings_;
+  Environment surroundings_;
 
   mutable Mutex mutex_;
   CondVar changed_;

@@ -101,7 +101,7 @@ absl::StatusOr<Step> Worker::BeginStep(std::span<Sequence* const> sequences,
   }
   absl::Status status;
   std::shared_ptr<StepEngine> engine;
-  if (MappedDoor* door = (*session)->door()) {
+  if (MappedMemory* door = (*session)->door()) {
     absl::StatusOr<MappedStep*> step = door->TakeStep((*session)->surroundings());
     status = step.status();
     if (step.ok()) {

@@ -197,7 +197,7 @@ class Scene {
   static std::uint64_t Bytes(std::uint32_t head_dim, std::uint32_t context) {
     std::uint64_t per_tile = 0;
     for (const Variant& variant : Variants(head_dim)) {
-      per_tile += kernels::WholeBytes(kernels::LayoutOf(variant.tile));
+      per_tile += kernels::TileAndSummaryBytes(kernels::LayoutOf(variant.tile));
     }
     return per_tile * (context / kernels::kTileEntries) * Lanes(head_dim, context);
   }

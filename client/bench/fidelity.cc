@@ -164,7 +164,7 @@ absl::Status AddChoice(const Examination& examination, const Examination& calibr
   report.Add(ErrorRow(fixed, scores->fixed));
   report.Add(ErrorRow(Concat(data, "_dynamic"), scores->dynamic, fixed, &scores->fixed));
   // Differences within two standard errors do not count.
-  const Difference beyond = ErrorsBeyond(scores->dynamic, scores->fixed);
+  const Difference beyond = ErrorDifference(scores->dynamic, scores->fixed);
   report.findings.push_back(
       {.statement =
            Concat("dynamic no worse than a fixed rate at no more bytes, ", data, " segments"),

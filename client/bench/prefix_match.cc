@@ -56,7 +56,7 @@ class Library {
   }
   // Another tenant's requests: for a prefix that the first tenant has published, and for one that
   // does not exist. The order alternates.
-  absl::Status AskAsStranger() {
+  absl::Status MatchAsOtherTenant() {
     const bool begins = nobodys_.size() % 2 == 0;
     for (const bool there : {begins, !begins}) {
       std::vector<double>& times = there ? anothers_ : nobodys_;
@@ -169,7 +169,7 @@ absl::Status MeasureMatch(bool quick, Report& report) {
       absl::Status status = libraries[(round + i) % libraries.size()]->Ask();
       if (!status.ok()) return status;
     }
-    if (absl::Status status = libraries.back()->AskAsStranger(); !status.ok()) return status;
+    if (absl::Status status = libraries.back()->MatchAsOtherTenant(); !status.ok()) return status;
   }
   for (const auto& [name, share] : {std::pair{"p50", 0.5}, std::pair{"p99", 0.99}}) {
     const double few = Percentile(libraries.front()->times(), share);

@@ -35,12 +35,12 @@ constexpr double kSliceSeconds = 1;
 constexpr std::chrono::milliseconds kRetry{20};
 
 // A worker with its share of the sequences.
-class Talker {
+class ConversationWorker {
  public:
-  static absl::StatusOr<std::unique_ptr<Talker>> Open(const std::string& address,
-                                                      const SyntheticSequence& rows,
-                                                      std::uint32_t sequences) {
-    std::unique_ptr<Talker> talker(new Talker);
+  static absl::StatusOr<std::unique_ptr<ConversationWorker>> Open(const std::string& address,
+                                                                  const SyntheticSequence& rows,
+                                                                  std::uint32_t sequences) {
+    std::unique_ptr<ConversationWorker> talker(new ConversationWorker);
     absl::StatusOr<std::unique_ptr<client::Worker>> worker =
         client::Worker::Attach({.address = address, .worker_name = "bench"});
     if (!worker.ok()) return worker.status();
@@ -86,7 +86,7 @@ class Talker {
   std::uint64_t refused() const { return refused_; }
 
  private:
-  Talker() : row_(kShape.query_row(), 0x3c00), output_(kShape.query_row()), lse_(4) {}
+  ConversationWorker() : row_(kShape.query_row(), 0x3c00), output_(kShape.query_row()), lse_(4) {}
 
   // Retries after ABORTED and, with a wait, after RESOURCE_EXHAUSTED.
   template <typename Act>
@@ -140,8 +140,8 @@ class Population {
     const auto sequences =
         static_cast<std::uint32_t>(held * kPoolMib / kSequenceMib / kWorkers + 0.5);
     for (std::uint32_t i = 0; i < kWorkers; ++i) {
-      absl::StatusOr<std::unique_ptr<Talker>> talker =
-          Talker::Open(population->daemon_->address(), rows, sequences);
+      absl::StatusOr<std::unique_ptr<ConversationWorker>> talker =
+          ConversationWorker::Open(population->daemon_->address(), rows, sequences);
       if (!talker.ok()) return talker.status();
       population->talkers_.push_back(*std::move(talker));
     }
@@ -208,7 +208,7 @@ class Population {
 
   const double held_;
   std::unique_ptr<LocalDaemon> daemon_;
-  std::vector<std::unique_ptr<Talker>> talkers_;
+  std::vector<std::unique_ptr<ConversationWorker>> talkers_;
   std::vector<double> rates_;
 };
 

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "client/bench/bench.h"
-#include "client/bench/workload/own_tiles.h"
+#include "client/bench/workload/local_cache.h"
 #include "client/eval/tasks/recall_tasks.h"
 #include "client/model/generate.h"
 #include "client/tools/local_daemon.h"
@@ -109,8 +109,8 @@ class Batch {
                                         std::uint32_t sequences, std::uint32_t steps) {
     std::unique_ptr<Batch> batch(new Batch(shared, worker, sequences));
     batch->own_ =
-        std::make_unique<OwnTiles>(shared.model->config(), sequences,
-                                   static_cast<std::uint32_t>(shared.prompt.size()) + steps);
+        std::make_unique<LocalCache>(shared.model->config(), sequences,
+                                     static_cast<std::uint32_t>(shared.prompt.size()) + steps);
     batch->own_->Fill(shared.rows->keys, shared.rows->values);
     return batch;
   }
@@ -193,7 +193,7 @@ class Batch {
   const Shared& shared_;
   client::Worker& worker_;
   std::vector<client::Sequence> sequences_;
-  std::unique_ptr<OwnTiles> own_;
+  std::unique_ptr<LocalCache> own_;
   std::vector<llm::TokenId> next_;
 };
 

@@ -90,7 +90,7 @@ absl::StatusOr<Held> Settled(client::Worker& worker) {
   return absl::DeadlineExceededError("the daemon still holds replaced tiles after 10 s");
 }
 
-std::uint64_t DenseBytes(const SharedHead& head) {
+std::uint64_t DenseBytes(const SharedPrefix& head) {
   return std::uint64_t{head.layers} * head.tokens * kKvHeads * kHeadDim * 2 * 2;
 }
 
@@ -106,7 +106,7 @@ absl::Status Append(client::Sequence& sequence, const GeneratedPrompt& prompt,
 
 // One layer: one dense copy per worker, all held at the same time.
 absl::StatusOr<double> MeasurePrivate(const GeneratedPrompt& prompt) {
-  const SharedHead layer = {.layers = 1, .tokens = static_cast<std::uint32_t>(prompt.tokens)};
+  const SharedPrefix layer = {.layers = 1, .tokens = static_cast<std::uint32_t>(prompt.tokens)};
   absl::StatusOr<Bench> bench = Open(1, 1 + (kWorkers * DenseBytes(layer) >> 30));
   if (!bench.ok()) return bench.status();
   std::vector<client::Sequence> copies;
@@ -152,7 +152,7 @@ absl::Status Compute(const GeneratedPrompt& prompt, std::uint32_t layers,
   return absl::OkStatus();
 }
 
-absl::StatusOr<Shared> MeasureShared(const GeneratedPrompt& prompt, const SharedHead& head) {
+absl::StatusOr<Shared> MeasureShared(const GeneratedPrompt& prompt, const SharedPrefix& head) {
   absl::StatusOr<Bench> bench = Open(head.layers, 1 + (DenseBytes(head) >> 30));
   if (!bench.ok()) return bench.status();
   client::Worker& worker = *bench->worker;
@@ -195,7 +195,8 @@ absl::StatusOr<Shared> MeasureShared(const GeneratedPrompt& prompt, const Shared
 
 // ---- rows
 
-void AddMemory(const SharedHead& head, double private_layer, const Shared& shared, Report& report) {
+void AddMemory(const SharedPrefix& head, double private_layer, const Shared& shared,
+               Report& report) {
   const double dense = private_layer * head.layers;
   const double compressed = shared.of_one.kv * kWorkers;
   report.Add({.name = "private_dense_one_layer", .value = private_layer / kMib, .unit = "MiB"});
@@ -273,8 +274,8 @@ void AddTimes(const Shared& shared, Report& report) {
 
 absl::StatusOr<Report> RunSharing(const Options& options) {
   Report report{.name = "sharing"};
-  const SharedHead head = {.layers = options.layers.value_or(options.quick ? 2 : 32),
-                           .tokens = options.tokens.value_or(options.quick ? 4096 : 64 * 1024)};
+  const SharedPrefix head = {.layers = options.layers.value_or(options.quick ? 2 : 32),
+                             .tokens = options.tokens.value_or(options.quick ? 4096 : 64 * 1024)};
   Progress("generating rows");
   const GeneratedPrompt prompt = MakePrompt(head.tokens, options.seed);
   const absl::StatusOr<double> private_layer = MeasurePrivate(prompt);

@@ -327,7 +327,7 @@ absl::Status Evaluate(const Flags& flags, std::span<const std::string_view> args
   }
   const std::uint32_t cores = std::max(1u, std::thread::hardware_concurrency());
   std::unique_ptr<bench::LocalDaemon> own;
-  Door door = DoorOf(flags);
+  Door door = ConnectionOf(flags);
   if (door.address.empty()) {
     // Compression takes most of the time: one thread per core, and one for tails.
     absl::StatusOr<std::unique_ptr<bench::LocalDaemon>> daemon =
@@ -385,7 +385,7 @@ int RunEval(std::span<const std::string_view> args) {
           "Examples:\n"
           "  tessera eval --quick --report=eval.html\n"
           "  tessera eval dense 'chunkkv:budget={}' --budgets=0.2,0.5 --question=blind",
-          WithDoorOrOwn(
+          WithConnectionOrLocalDaemon(
               {{"model", "FOLDER", "Folder of the recall model. Unset: the source tree's.", ""},
                {"tasks", "LIST", "Tasks, or all.", "niah_multikey,vt2,qa_place"},
                {"lengths", "LIST", "Tokens per text. Default: 512,2048; with --quick: 1024.", ""},

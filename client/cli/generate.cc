@@ -108,7 +108,7 @@ absl::Status Generate(const Flags& flags) {
   const absl::StatusOr<std::unique_ptr<llm::Model>> model = llm::Model::Load(flags.Get("model"));
   if (!model.ok()) return model.status();
   std::unique_ptr<bench::LocalDaemon> own;
-  Door door = DoorOf(flags);
+  Door door = ConnectionOf(flags);
   if (door.address.empty()) {
     absl::StatusOr<std::unique_ptr<bench::LocalDaemon>> daemon = bench::LocalDaemon::Start({});
     if (!daemon.ok()) return daemon.status();
@@ -133,7 +133,7 @@ int RunGenerate(std::span<const std::string_view> args) {
           "Example:\n"
           "  tessera generate --model=tests/golden/recall --policy=mosaickv \\\n"
           "    'what is the special number for lobster ? answer :'",
-          WithDoorOrOwn(
+          WithConnectionOrLocalDaemon(
               {{"model", "FOLDER",
                 "Folder with config.json, model.safetensors and vocab.json. Required.", ""},
                {"policy", "POLICY", "Policy of the sequence.", "dense"},

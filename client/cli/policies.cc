@@ -98,7 +98,7 @@ absl::Status List(const Flags& flags) {
     return absl::InvalidArgumentError(
         Concat("got ", flags.positional().size(), " arguments; expected one policy term or none"));
   }
-  absl::StatusOr<Admin> admin = Admin::At(DoorOf(flags));
+  absl::StatusOr<Admin> admin = Admin::At(ConnectionOf(flags));
   if (!admin.ok()) return admin.status();
   absl::StatusOr<v1::ListPoliciesResponse> policies = admin->Policies();
   if (absl::IsUnavailable(policies.status())) {
@@ -138,7 +138,7 @@ int RunPolicies(std::span<const std::string_view> args) {
             "Examples:\n"
             "  tessera policies\n"
             "  tessera policies mosaickv",
-            WithDoor({{"json", "", "Print one JSON object instead of a table.", ""}})),
+            WithConnection({{"json", "", "Print one JSON object instead of a table.", ""}})),
       args, List);
 }
 

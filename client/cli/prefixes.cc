@@ -56,7 +56,7 @@ std::string Render(const v1::ListPrefixesResponse& list) {
 absl::Status Prefixes(const Flags& flags) {
   const absl::StatusOr<std::uint64_t> limit = flags.Number("limit", 1, 1'000'000);
   if (!limit.ok()) return limit.status();
-  absl::StatusOr<Admin> admin = Admin::At(DoorOf(flags));
+  absl::StatusOr<Admin> admin = Admin::At(ConnectionOf(flags));
   if (!admin.ok()) return admin.status();
   const absl::StatusOr<v1::ListPrefixesResponse> list =
       admin->Prefixes(static_cast<std::uint32_t>(*limit));
@@ -85,8 +85,8 @@ int RunPrefixes(std::span<const std::string_view> args) {
             "'tessera evict PREFIX' frees one.\n\n"
             "Example:\n"
             "  tessera prefixes --limit=20",
-            WithDoor({{"json", "", "Print one JSON object instead of a table.", ""},
-                      {"limit", "N", "Prefixes to list of each tenant.", "1000"}})),
+            WithConnection({{"json", "", "Print one JSON object instead of a table.", ""},
+                            {"limit", "N", "Prefixes to list of each tenant.", "1000"}})),
       args, Prefixes);
 }
 

@@ -110,7 +110,7 @@ std::string Render(const v1::DescribeResponse& sequence) {
 absl::Status Describe(const Flags& flags) {
   const absl::StatusOr<std::uint64_t> id = SequenceOf(flags, 1);
   if (!id.ok()) return id.status();
-  absl::StatusOr<Admin> admin = Admin::At(DoorOf(flags));
+  absl::StatusOr<Admin> admin = Admin::At(ConnectionOf(flags));
   if (!admin.ok()) return admin.status();
   const absl::StatusOr<v1::DescribeResponse> sequence = admin->Describe(*id);
   if (!sequence.ok()) return sequence.status();
@@ -136,7 +136,7 @@ absl::Status SetPolicy(const Flags& flags) {
   if (policy.empty()) {
     return absl::InvalidArgumentError("POLICY is empty; use 'dense' for no compression");
   }
-  absl::StatusOr<Admin> admin = Admin::At(DoorOf(flags));
+  absl::StatusOr<Admin> admin = Admin::At(ConnectionOf(flags));
   if (!admin.ok()) return admin.status();
   const absl::StatusOr<v1::SetPolicyResponse> outcome = admin->SetPolicy(*id, policy);
   if (!outcome.ok()) return outcome.status();
@@ -147,7 +147,7 @@ absl::Status SetPolicy(const Flags& flags) {
 absl::Status Compress(const Flags& flags) {
   const absl::StatusOr<std::uint64_t> id = SequenceOf(flags, 1);
   if (!id.ok()) return id.status();
-  absl::StatusOr<Admin> admin = Admin::At(DoorOf(flags));
+  absl::StatusOr<Admin> admin = Admin::At(ConnectionOf(flags));
   if (!admin.ok()) return admin.status();
   const absl::StatusOr<v1::CompressResponse> outcome = admin->Compress(*id);
   if (!outcome.ok()) return outcome.status();
@@ -162,7 +162,7 @@ absl::Status Compress(const Flags& flags) {
 absl::Status Offload(const Flags& flags) {
   const absl::StatusOr<std::uint64_t> id = SequenceOf(flags, 1);
   if (!id.ok()) return id.status();
-  absl::StatusOr<Admin> admin = Admin::At(DoorOf(flags));
+  absl::StatusOr<Admin> admin = Admin::At(ConnectionOf(flags));
   if (!admin.ok()) return admin.status();
   const absl::StatusOr<v1::OffloadResponse> outcome = admin->Offload(*id);
   if (!outcome.ok()) return outcome.status();
@@ -173,7 +173,7 @@ absl::Status Offload(const Flags& flags) {
 absl::Status Restore(const Flags& flags) {
   const absl::StatusOr<std::uint64_t> id = SequenceOf(flags, 1);
   if (!id.ok()) return id.status();
-  absl::StatusOr<Admin> admin = Admin::At(DoorOf(flags));
+  absl::StatusOr<Admin> admin = Admin::At(ConnectionOf(flags));
   if (!admin.ok()) return admin.status();
   const absl::StatusOr<v1::RestoreResponse> outcome = admin->Restore(*id);
   if (!outcome.ok()) return outcome.status();
@@ -190,7 +190,7 @@ int RunOffload(std::span<const std::string_view> args) {
             "The next operation that needs them restores them.\n\n"
             "Example:\n"
             "  tessera offload 4711",
-            WithDoor({})),
+            WithConnection({})),
       args, Offload);
 }
 
@@ -200,7 +200,7 @@ int RunRestore(std::span<const std::string_view> args) {
             "Moves an offloaded sequence back to the pool ahead of its next use.\n\n"
             "Example:\n"
             "  tessera restore 4711",
-            WithDoor({})),
+            WithConnection({})),
       args, Restore);
 }
 
@@ -211,7 +211,7 @@ int RunDescribe(std::span<const std::string_view> args) {
             "\n"
             "Example:\n"
             "  tessera describe 4711",
-            WithDoor({{"json", "", "Print one JSON object instead of tables.", ""}})),
+            WithConnection({{"json", "", "Print one JSON object instead of tables.", ""}})),
       args, Describe);
 }
 
@@ -222,7 +222,7 @@ int RunPolicy(std::span<const std::string_view> args) {
             "format. 'tessera policies' lists policy terms and their options.\n\n"
             "Example:\n"
             "  tessera policy 4711 mosaickv:keep=0.25",
-            WithDoor({})),
+            WithConnection({})),
       args, SetPolicy);
 }
 
@@ -233,7 +233,7 @@ int RunCompress(std::span<const std::string_view> args) {
             "\n"
             "Example:\n"
             "  tessera compress 4711",
-            WithDoor({})),
+            WithConnection({})),
       args, Compress);
 }
 

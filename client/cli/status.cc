@@ -14,7 +14,7 @@
 
 namespace tessera::cli {
 
-absl::StatusOr<Look> TakeLook(Admin& admin, std::uint32_t sequence_limit) {
+absl::StatusOr<Look> ReadDaemonState(Admin& admin, std::uint32_t sequence_limit) {
   Look look;
   absl::StatusOr<v1::StatsResponse> stats = admin.Stats();
   if (!stats.ok()) return stats.status();
@@ -206,26 +206,26 @@ std::string RenderJson(const Look& look) {
 }
 
 int RunStatus(std::span<const std::string_view> args) {
-  return RunWithFlags(Flags("Usage: tessera status [--json] [--address=ADDRESS]\n\n"
-                            "Shows the memory, tenants, sessions and sequences of a daemon.\n\n"
-                            "Example:\n"
-                            "  tessera status --sequences=50",
-                            WithDoor({{"json", "", "Print one JSON object instead of tables.", ""},
-                                      {"sequences", "N", "Sequences to list.", "20"}})),
-                      args, [](const Flags& flags) -> absl::Status {
-                        absl::StatusOr<std::uint64_t> rows = flags.Number("sequences", 0, 100000);
-                        if (!rows.ok()) return rows.status();
-                        absl::StatusOr<Admin> admin = Admin::At(DoorOf(flags));
-                        if (!admin.ok()) return admin.status();
-                        absl::StatusOr<Look> look = TakeLook(
-                            *admin, static_cast<std::uint32_t>(std::max<std::uint64_t>(*rows, 1)));
-                        if (!look.ok()) return look.status();
-                        const std::string text = flags.Has("json")
-                                                     ? RenderJson(*look)
-                                                     : RenderText(*look, nullptr, 0, *rows);
-                        std::fputs(text.c_str(), stdout);
-                        return absl::OkStatus();
-                      });
+  return RunWithFlags(
+      Flags("Usage: tessera status [--json] [--address=ADDRESS]\n\n"
+            "Shows the memory, tenants, sessions and sequences of a daemon.\n\n"
+            "Example:\n"
+            "  tessera status --sequences=50",
+            WithConnection({{"json", "", "Print one JSON object instead of tables.", ""},
+                            {"sequences", "N", "Sequences to list.", "20"}})),
+      args, [](const Flags& flags) -> absl::Status {
+        absl::StatusOr<std::uint64_t> rows = flags.Number("sequences", 0, 100000);
+        if (!rows.ok()) return rows.status();
+        absl::StatusOr<Admin> admin = Admin::At(ConnectionOf(flags));
+        if (!admin.ok()) return admin.status();
+        absl::StatusOr<Look> look =
+            ReadDaemonState(*admin, static_cast<std::uint32_t>(std::max<std::uint64_t>(*rows, 1)));
+        if (!look.ok()) return look.status();
+        const std::string text =
+            flags.Has("json") ? RenderJson(*look) : RenderText(*look, nullptr, 0, *rows);
+        std::fputs(text.c_str(), stdout);
+        return absl::OkStatus();
+      });
 }
 
 int RunEvict(std::span<const std::string_view> args) {
@@ -236,13 +236,13 @@ int RunEvict(std::span<const std::string_view> args) {
           "sequence get NOT_FOUND. An evicted prefix is no longer matched.\n\n"
           "Example:\n"
           "  tessera evict 4711 4712",
-          WithDoor({})),
+          WithConnection({})),
       args, [](const Flags& flags) -> absl::Status {
         if (flags.positional().empty()) {
           return absl::InvalidArgumentError(
               "no id given; 'tessera status' lists sequences, 'tessera prefixes' prefixes");
         }
-        absl::StatusOr<Admin> admin = Admin::At(DoorOf(flags));
+        absl::StatusOr<Admin> admin = Admin::At(ConnectionOf(flags));
         if (!admin.ok()) return admin.status();
         for (const std::string& text : flags.positional()) {
           const std::uint64_t id = WholeNumber(text).value_or(0);
@@ -264,12 +264,12 @@ int RunDrain(std::span<const std::string_view> args) {
             "last session has ended or the limit has passed.\n\n"
             "Example:\n"
             "  tessera drain --limit-ms=30000",
-            WithDoor({{"limit-ms", "MS", "Exit after this time at the latest. 0: as configured.",
-                       "0"}})),
+            WithConnection({{"limit-ms", "MS",
+                             "Exit after this time at the latest. 0: as configured.", "0"}})),
       args, [](const Flags& flags) -> absl::Status {
         absl::StatusOr<std::uint64_t> limit = flags.Number("limit-ms", 0, 3'600'000);
         if (!limit.ok()) return limit.status();
-        absl::StatusOr<Admin> admin = Admin::At(DoorOf(flags));
+        absl::StatusOr<Admin> admin = Admin::At(ConnectionOf(flags));
         if (!admin.ok()) return admin.status();
         absl::StatusOr<v1::DrainResponse> drain = admin->Drain(*limit);
         if (!drain.ok()) return drain.status();

@@ -14,7 +14,7 @@ struct Look {
   v1::ListSessionsResponse sessions;
   v1::ListSequencesResponse sequences;
 };
-absl::StatusOr<Look> TakeLook(Admin& admin, std::uint32_t sequence_limit);
+absl::StatusOr<Look> ReadDaemonState(Admin& admin, std::uint32_t sequence_limit);
 
 // With an earlier state `before`, taken `seconds` ago, counters are shown as rates. `before` may be
 // null.

@@ -33,13 +33,13 @@ absl::Status Watch(const Flags& flags) {
   absl::StatusOr<std::uint64_t> rounds = flags.Number("rounds", 0, 1'000'000);
   if (!rounds.ok()) return rounds.status();
   const bool screen = ::isatty(STDOUT_FILENO) != 0;
-  absl::StatusOr<Admin> admin = Admin::At(DoorOf(flags));
+  absl::StatusOr<Admin> admin = Admin::At(ConnectionOf(flags));
   if (!admin.ok()) return admin.status();
   std::optional<Look> before;
   auto then = std::chrono::steady_clock::now();
   for (std::uint64_t round = 0; *rounds == 0 || round < *rounds; ++round) {
     if (round > 0) std::this_thread::sleep_for(std::chrono::milliseconds(*interval_ms));
-    absl::StatusOr<Look> look = TakeLook(*admin, 200);
+    absl::StatusOr<Look> look = ReadDaemonState(*admin, 200);
     if (!look.ok()) return look.status();
     const auto now = std::chrono::steady_clock::now();
     const double seconds = std::chrono::duration<double>(now - then).count();
@@ -58,14 +58,15 @@ absl::Status Watch(const Flags& flags) {
 }  // namespace
 
 int RunTop(std::span<const std::string_view> args) {
-  return RunWithFlags(Flags("Usage: tessera top [--address=ADDRESS]\n\n"
-                            "Shows the memory, tenants, sessions and sequences of a daemon live,\n"
-                            "with rates per second.\n\n"
-                            "Example:\n"
-                            "  tessera top --interval-ms=500",
-                            WithDoor({{"interval-ms", "MS", "Time between refreshes.", "1000"},
-                                      {"rounds", "N", "Refreshes. 0: until interrupted.", "0"}})),
-                      args, Watch);
+  return RunWithFlags(
+      Flags("Usage: tessera top [--address=ADDRESS]\n\n"
+            "Shows the memory, tenants, sessions and sequences of a daemon live,\n"
+            "with rates per second.\n\n"
+            "Example:\n"
+            "  tessera top --interval-ms=500",
+            WithConnection({{"interval-ms", "MS", "Time between refreshes.", "1000"},
+                            {"rounds", "N", "Refreshes. 0: until interrupted.", "0"}})),
+      args, Watch);
 }
 
 }  // namespace tessera::cli

@@ -39,7 +39,7 @@ struct Plan {
 
 absl::StatusOr<Plan> ReadPlan(const Flags& flags) {
   Plan plan;
-  plan.door = DoorOf(flags);
+  plan.door = ConnectionOf(flags);
   plan.name = flags.Get("name");
   plan.token = flags.Get("token");
   const std::string& door = flags.Get("door");
@@ -267,14 +267,15 @@ int RunWorkerOn(const client::GpuPlatform& gpus, std::span<const std::string_vie
             "2 kv heads, head_dim 128, bf16) and checks the attention outputs.\n\n"
             "Example:\n"
             "  tessera worker --sequences=16 --steps=1000",
-            WithDoor({{"name", "NAME", "Worker name in 'tessera status'.", "demo"},
-                      {"token", "TOKEN", "Token of the tenant.", ""},
-                      {"door", "mapped|rpc", "Transport: mapped memory, or RPC only.", "mapped"},
-                      {"sequences", "N", "Sequences in the batch.", "4"},
-                      {"prompt", "N", "Tokens to prefill per sequence.", "512"},
-                      {"steps", "N", "Tokens to decode per sequence.", "128"},
-                      {"check-every", "N", "Steps between checks.", "16"},
-                      {"seed", "N", "Seed of the synthetic model.", "1"}})),
+            WithConnection(
+                {{"name", "NAME", "Worker name in 'tessera status'.", "demo"},
+                 {"token", "TOKEN", "Token of the tenant.", ""},
+                 {"door", "mapped|rpc", "Transport: mapped memory, or RPC only.", "mapped"},
+                 {"sequences", "N", "Sequences in the batch.", "4"},
+                 {"prompt", "N", "Tokens to prefill per sequence.", "512"},
+                 {"steps", "N", "Tokens to decode per sequence.", "128"},
+                 {"check-every", "N", "Steps between checks.", "16"},
+                 {"seed", "N", "Seed of the synthetic model.", "1"}})),
       args, [&gpus](const Flags& flags) -> absl::Status {
         absl::StatusOr<Plan> plan = ReadPlan(flags);
         if (!plan.ok()) return plan.status();

@@ -13,8 +13,8 @@ using shm::DescriptorKind;
 
 static_assert(shm::kReaderSlots == 64, "a bit each");
 
-absl::StatusOr<std::unique_ptr<MappedDoor>> MappedDoor::Open(Options options) {
-  std::unique_ptr<MappedDoor> door(new MappedDoor(options));
+absl::StatusOr<std::unique_ptr<MappedMemory>> MappedMemory::Open(Options options) {
+  std::unique_ptr<MappedMemory> door(new MappedMemory(options));
   absl::StatusOr<std::unique_ptr<Extents>> extents =
       Extents::Open(*door->source_, options.expected, door->gpu_.get());
   if (!extents.ok()) return extents.status();
@@ -24,14 +24,14 @@ absl::StatusOr<std::unique_ptr<MappedDoor>> MappedDoor::Open(Options options) {
   return door;
 }
 
-MappedDoor::MappedDoor(Options& options)
+MappedMemory::MappedMemory(Options& options)
     : source_(std::move(options.source)),
       gpu_(std::move(options.gpu)),
       staging_bytes_(options.staging_bytes) {}
 
-MappedDoor::~MappedDoor() = default;
+MappedMemory::~MappedMemory() = default;
 
-absl::Status MappedDoor::MapControl() {
+absl::Status MappedMemory::MapControl() {
   absl::StatusOr<Descriptor> page = source_->Fetch(DescriptorKind::kControl, 0);
   if (!page.ok()) return page.status();
   if (page->bytes < sizeof(shm::ControlPage)) {
@@ -54,7 +54,7 @@ absl::Status MappedDoor::MapControl() {
   return absl::OkStatus();
 }
 
-absl::StatusOr<MappedStep*> MappedDoor::TakeStep(const Surroundings& surroundings) {
+absl::StatusOr<MappedStep*> MappedMemory::TakeStep(const Environment& surroundings) {
   std::uint64_t taken = taken_slots_.load(std::memory_order_relaxed);
   for (;;) {
     const std::uint32_t slot = static_cast<std::uint32_t>(std::countr_one(taken));
@@ -75,11 +75,11 @@ absl::StatusOr<MappedStep*> MappedDoor::TakeStep(const Surroundings& surrounding
   }
 }
 
-void MappedDoor::ReturnStep(std::uint32_t slot) {
+void MappedMemory::ReturnStep(std::uint32_t slot) {
   taken_slots_.fetch_and(~(std::uint64_t{1} << slot), std::memory_order_release);
 }
 
-absl::StatusOr<StagingRing*> MappedDoor::staging() {
+absl::StatusOr<StagingRing*> MappedMemory::staging() {
   MutexLock lock(staging_mutex_);
   if (staging_closed_) return absl::UnavailableError("the session's memory is unmapped");
   if (staging_ring_ != nullptr) return staging_ring_.get();
@@ -97,7 +97,7 @@ absl::StatusOr<StagingRing*> MappedDoor::staging() {
   return staging_ring_.get();
 }
 
-absl::Status MappedDoor::CopyToStaging(std::span<const StagingCopy> copies) {
+absl::Status MappedMemory::CopyToStaging(std::span<const StagingCopy> copies) {
   std::byte* const arena = staging_memory_.data();
   if (gpu_ == nullptr) {
     for (const StagingCopy& copy : copies) std::memcpy(arena + copy.to, copy.from, copy.bytes);
@@ -113,12 +113,12 @@ absl::Status MappedDoor::CopyToStaging(std::span<const StagingCopy> copies) {
   return GpuStatus(error);
 }
 
-void MappedDoor::DropGoneExtents() {
+void MappedMemory::DropGoneExtents() {
   // Only the lease thread closes the gate, and it is the one that is here: nothing to hold.
   extents_->DropGone();
 }
 
-void MappedDoor::Close() {
+void MappedMemory::Close() {
   source_->Shutdown();  // before waiting: whoever fetches inside the gate shall come out
   {
     MutexLock lock(staging_mutex_);

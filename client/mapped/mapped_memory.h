@@ -26,9 +26,9 @@
 namespace tessera::client {
 
 class MappedStep;
-struct Surroundings;
+struct Environment;
 
-class MappedDoor {
+class MappedMemory {
  public:
   struct Options {
     std::unique_ptr<DescriptorSource> source;
@@ -36,8 +36,8 @@ class MappedDoor {
     Extents::Expected expected;
     std::uint64_t staging_bytes;
   };
-  static absl::StatusOr<std::unique_ptr<MappedDoor>> Open(Options options);
-  ~MappedDoor();
+  static absl::StatusOr<std::unique_ptr<MappedMemory>> Open(Options options);
+  ~MappedMemory();
 
   Gate& gate() { return gate_; }
   Extents& extents() { return *extents_; }
@@ -47,7 +47,7 @@ class MappedDoor {
   Gpu* gpu() { return gpu_.get(); }
 
   // A free reader slot's step; RESOURCE_EXHAUSTED where all are taken. Give it back with Return.
-  absl::StatusOr<MappedStep*> TakeStep(const Surroundings& surroundings);
+  absl::StatusOr<MappedStep*> TakeStep(const Environment& surroundings);
   void ReturnStep(std::uint32_t slot);
 
   // The staging arena, fetched on first use. NOT_FOUND or RESOURCE_EXHAUSTED where the daemon has
@@ -67,7 +67,7 @@ class MappedDoor {
   void Close();
 
  private:
-  explicit MappedDoor(Options& options);
+  explicit MappedMemory(Options& options);
   absl::Status MapControl();
 
   Gate gate_;

@@ -63,7 +63,7 @@ void AttendDense(const Config& config, const LayerRows& rows, std::span<float> o
   }
 }
 
-absl::Status OwnAttention::Attend(const LayerRows& rows, std::span<float> output) {
+absl::Status LocalAttention::Attend(const LayerRows& rows, std::span<float> output) {
   std::vector<std::uint16_t>& keys = keys_[rows.layer];
   std::vector<std::uint16_t>& values = values_[rows.layer];
   keys.insert(keys.end(), rows.key.begin(), rows.key.end());

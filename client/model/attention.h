@@ -33,9 +33,9 @@ class Attention {
 void AttendDense(const Config& config, const LayerRows& rows, std::span<float> output);
 
 // The model without Tessera: a dense cache of one sequence in this process, for comparison.
-class OwnAttention final : public Attention {
+class LocalAttention final : public Attention {
  public:
-  explicit OwnAttention(const Config& config)
+  explicit LocalAttention(const Config& config)
       : config_(config), keys_(config.layers), values_(config.layers) {}
   absl::Status Attend(const LayerRows& rows, std::span<float> output) override;
 

@@ -13,9 +13,9 @@ namespace {
 // Tokens per step that fit every tail ring.
 constexpr std::size_t kMostTokens = 32;
 
-absl::StatusOr<client::Sequence> ComputeHead(const Model& model, client::Worker& worker,
-                                             const client::Model& registered,
-                                             const SharedPrompt& prompt) {
+absl::StatusOr<client::Sequence> ComputePrefix(const Model& model, client::Worker& worker,
+                                               const client::Model& registered,
+                                               const SharedPrompt& prompt) {
   absl::StatusOr<client::Sequence> sequence = worker.CreateSequence(registered, prompt.policy);
   if (!sequence.ok()) return sequence;
   const std::span<const TokenId> head = prompt.tokens.first(prompt.head);
@@ -25,8 +25,9 @@ absl::StatusOr<client::Sequence> ComputeHead(const Model& model, client::Worker&
   return sequence;
 }
 
-absl::StatusOr<client::Sequence> FindHead(client::Worker& worker, const client::Model& registered,
-                                          const SharedPrompt& prompt, ComputationId& computes) {
+absl::StatusOr<client::Sequence> MatchPrefix(client::Worker& worker,
+                                             const client::Model& registered,
+                                             const SharedPrompt& prompt, ComputationId& computes) {
   const absl::StatusOr<client::PrefixMatch> match =
       worker.Match(registered, {.policy = prompt.policy,
                                 .tokens = prompt.tokens.first(prompt.head),
@@ -52,11 +53,11 @@ absl::StatusOr<StartedPrompt> PrefillShared(const Model& model, client::Worker& 
                                              " tokens; share at least one, and not all of them"));
   }
   ComputationId computes;
-  absl::StatusOr<client::Sequence> sequence = FindHead(worker, registered, prompt, computes);
+  absl::StatusOr<client::Sequence> sequence = MatchPrefix(worker, registered, prompt, computes);
   if (!sequence.ok()) return sequence.status();
   const bool found = sequence->valid();
   if (!found) {
-    sequence = ComputeHead(model, worker, registered, prompt);
+    sequence = ComputePrefix(model, worker, registered, prompt);
     if (!sequence.ok()) {
       // Release the workers that wait for this computation.
       if (computes.valid()) worker.Withdraw(computes).IgnoreError();

@@ -9,7 +9,7 @@
 #include <limits>
 #include <utility>
 
-#include "daemon/base/future_tokens.h"
+#include "daemon/base/expected_tokens.h"
 #include "daemon/base/strings.h"
 #include "kernels/dispatch/implementation.h"
 #include "kernels/format/element.h"
@@ -86,7 +86,7 @@ absl::Status Observer::See(const ObservedRows& rows, const kernels::Operations& 
   SeeLast(rows, tokens, /*drafts=*/0, layer);
   // With a prompt that another worker has shown before it the share is of both.
   const std::uint64_t end = rows.first_token + std::max(rows.prompt_tokens, tokens);
-  SeeNorms(rows, tokens, rows.prompt_tokens == 0 ? ~std::uint64_t{0} : NormsOf(FutureTokens(end)),
+  SeeNorms(rows, tokens, rows.prompt_tokens == 0 ? ~std::uint64_t{0} : NormsOf(ExpectedTokens(end)),
            /*prompt=*/true, layer);
   // What is paid to keys that came before this observer is told from the queries, all of them.
   const bool from_first = !decided_.contains(rows.layer);
@@ -407,7 +407,7 @@ void Observer::SeeDecoded(std::uint32_t index, std::uint64_t first_token,
   const std::uint64_t tokens = query.size() / token_bytes, end = first_token + tokens;
   const ObservedRows rows = {.layer = index, .first_token = first_token, .query = query};
   SeeLast(rows, tokens, /*drafts=*/tokens, layer);
-  SeeNorms(rows, tokens, NormsOf(FutureTokens(end)), /*prompt=*/false, layer);
+  SeeNorms(rows, tokens, NormsOf(ExpectedTokens(end)), /*prompt=*/false, layer);
   layer.next = end;
   layer.rests = false;
 }

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "client/observe/observer.h"
-#include "daemon/base/future_tokens.h"
+#include "daemon/base/expected_tokens.h"
 #include "daemon/base/strings.h"
 
 namespace tessera::client {
@@ -54,7 +54,7 @@ std::vector<std::byte> Observer::FillNorms(std::uint32_t index, const Layer& lay
     all = all && head.let_go.empty();
   }
   std::uint64_t count = std::min(known, wanted);
-  if (to_another) count = std::max(count, std::min(known, NormsOf(FutureTokens(layer.next))));
+  if (to_another) count = std::max(count, std::min(known, NormsOf(ExpectedTokens(layer.next))));
   for (const HeadRows& head : norms.heads) {
     all = all && head.rows.size() == count;
     std::vector<std::uint64_t> strongest;

@@ -59,7 +59,7 @@ class Bulk {
   absl::StatusOr<PieceShape> Shape() {
     std::uint64_t most = session_.welcome().max_message_bytes();
     most -= std::min(most, kMessageOverhead);
-    if (MappedDoor* door = session_.door()) {
+    if (MappedMemory* door = session_.door()) {
       absl::StatusOr<StagingRing*> staging = door->staging();
       if (staging.ok()) {
         staging_ = *staging;
@@ -136,8 +136,8 @@ class Bulk {
   }
 
   // Likewise, as copies to K at `offset` of the staging arena and V `bytes` after it.
-  std::span<const MappedDoor::StagingCopy> List(const Piece& piece, std::uint64_t offset,
-                                                std::uint64_t bytes) {
+  std::span<const MappedMemory::StagingCopy> List(const Piece& piece, std::uint64_t offset,
+                                                  std::uint64_t bytes) {
     const std::uint64_t run = piece.tokens * token_bytes_;
     copies_.clear();
     for (const bool of_value : {false, true}) {
@@ -162,7 +162,7 @@ class Bulk {
   const std::uint32_t layers_;
   const std::uint64_t token_bytes_;
   StagingRing* staging_ = nullptr;
-  std::vector<MappedDoor::StagingCopy> copies_;
+  std::vector<MappedMemory::StagingCopy> copies_;
 };
 
 absl::StatusOr<std::uint32_t> CheckLayers(const BoundModel& model, const AppendTensors& tensors) {

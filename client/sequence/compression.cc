@@ -69,7 +69,7 @@ absl::Status FillStaging(Session& session, const RotationTensors& rotations,
   GateHold hold(session.door()->gate(), Gate::kSharedLane);
   if (!hold) return session.status();
   const std::uint64_t bytes = rotations.key.size();
-  const MappedDoor::StagingCopy copies[] = {
+  const MappedMemory::StagingCopy copies[] = {
       {place.offset(), rotations.key.data(), bytes},
       {place.offset() + bytes, rotations.value.data(), bytes}};
   if (absl::Status status = session.door()->CopyToStaging(copies); !status.ok()) return status;
@@ -100,7 +100,7 @@ absl::StatusOr<v1::CompressResponse> CompressByRpc(Session& session, const Bound
     if (!status.ok()) return status;
     const std::uint64_t bytes = 2 * rotations.key.size();
     const std::uint64_t most = session.welcome().max_message_bytes();
-    MappedDoor* const door = session.door();
+    MappedMemory* const door = session.door();
     if (bytes + kMessageOverhead <= most) {
       FillInline(rotations, *request.mutable_rotations());
     } else {

@@ -14,7 +14,7 @@ class Sleeper {
   virtual void Sleep(Clock::Duration duration) = 0;
 };
 
-struct Surroundings {
+struct Environment {
   const Clock* clock = nullptr;
   Sleeper* sleeper = nullptr;
   const kernels::Implementation* implementation = nullptr;

@@ -8,7 +8,7 @@
 namespace tessera::client {
 
 Session::Session(Options options, v1::Welcome welcome, std::unique_ptr<Transport> transport,
-                 std::shared_ptr<AttachStream> stream, std::unique_ptr<MappedDoor> door)
+                 std::shared_ptr<AttachStream> stream, std::unique_ptr<MappedMemory> door)
     : options_(std::move(options)),
       welcome_(std::move(welcome)),
       transport_(std::move(transport)),

@@ -1,5 +1,5 @@
 // One attachment, from Welcome to the loss of the lease. Both doors go through it: RPCs with the
-// session's key, requests on the Attach stream, and, where memory is mapped, the MappedDoor.
+// session's key, requests on the Attach stream, and, where memory is mapped, the MappedMemory.
 //
 // Thread-safe. The lease thread alone reads the stream, and alone declares the session lost.
 #pragma once
@@ -28,19 +28,19 @@ class Session {
     std::uint64_t serial;  // among this worker's sessions; never 0
     std::string address;
     Clock::Duration rpc_timeout;
-    const Surroundings* surroundings;
+    const Environment* surroundings;
     std::function<void(Clock::Duration limit)> on_draining;
   };
   // `door` is null where no memory is mapped.
   Session(Options options, v1::Welcome welcome, std::unique_ptr<Transport> transport,
-          std::shared_ptr<AttachStream> stream, std::unique_ptr<MappedDoor> door);
+          std::shared_ptr<AttachStream> stream, std::unique_ptr<MappedMemory> door);
 
   std::uint64_t serial() const { return options_.serial; }
   SessionId id() const { return SessionId(welcome_.session().session_id()); }
   const v1::Welcome& welcome() const { return welcome_; }
-  const Surroundings& surroundings() const { return *options_.surroundings; }
+  const Environment& surroundings() const { return *options_.surroundings; }
   bool draining() const { return draining_.load(std::memory_order_relaxed); }
-  MappedDoor* door() const { return door_.get(); }
+  MappedMemory* door() const { return door_.get(); }
 
   // OK while the lease lives; else UNAVAILABLE with the reason.
   absl::Status status() const;
@@ -77,7 +77,7 @@ class Session {
   const v1::Welcome welcome_;
   const std::unique_ptr<Transport> transport_;
   const std::shared_ptr<AttachStream> stream_;
-  const std::unique_ptr<MappedDoor> door_;
+  const std::unique_ptr<MappedMemory> door_;
   std::atomic<bool> draining_{false};
   std::atomic<bool> lost_{false};
 

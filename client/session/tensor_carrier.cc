@@ -21,7 +21,7 @@ void TensorCarrier::Add(v1::Tensor& tensor, std::span<const std::byte> bytes) {
 }
 
 absl::Status TensorCarrier::Carry(std::string_view what, std::uint64_t rest) {
-  MappedDoor* const door = session_.door();
+  MappedMemory* const door = session_.door();
   // From a GPU's arena the daemon would fetch it to the host again.
   const bool prefers_arena = door != nullptr && door->gpu() == nullptr && bytes_ >= kLeastStaged;
   const std::uint64_t message = session_.welcome().max_message_bytes();
@@ -56,7 +56,7 @@ absl::Status TensorCarrier::Stage(StagingRing& staging) {
   place_ = *std::move(place);
   GateHold hold(session_.door()->gate(), Gate::kSharedLane);
   if (!hold) return session_.status();
-  std::vector<MappedDoor::StagingCopy> copies;
+  std::vector<MappedMemory::StagingCopy> copies;
   for (const Load& load : loads_) {
     const std::uint64_t offset = place_.offset() + load.offset;
     copies.push_back({offset, load.bytes.data(), load.bytes.size()});

@@ -28,7 +28,7 @@ class HostBackend final : public StepBackend {
   const kernels::Implementation& implementation_;
   kernels::Executor* executor_ = nullptr;
   kernels::InlineExecutor inline_executor_;
-  kernels::ItemsByHead items_;
+  kernels::PerHeadItems items_;
   struct FreeAligned {
     void operator()(std::byte* bytes) const;
   };

@@ -13,14 +13,14 @@ namespace tessera::client {
 
 namespace {
 
-std::unique_ptr<StepBackend> NewBackend(MappedDoor& door, const Surroundings& surroundings) {
+std::unique_ptr<StepBackend> NewBackend(MappedMemory& door, const Environment& surroundings) {
   if (door.gpu() != nullptr) return std::make_unique<GpuBackend>(*door.gpu(), door.extents());
   return std::make_unique<HostBackend>(*surroundings.implementation);
 }
 
 }  // namespace
 
-MappedStep::MappedStep(MappedDoor& door, const Surroundings& surroundings, std::uint32_t slot)
+MappedStep::MappedStep(MappedMemory& door, const Environment& surroundings, std::uint32_t slot)
     : door_(door),
       surroundings_(surroundings),
       slot_(slot),

@@ -24,7 +24,7 @@ namespace tessera::client {
 class MappedStep final : public StepEngine {
  public:
   // Both outlive the step.
-  MappedStep(MappedDoor& door, const Surroundings& surroundings, std::uint32_t slot);
+  MappedStep(MappedMemory& door, const Environment& surroundings, std::uint32_t slot);
 
   // Errors give the slot back.
   absl::Status Begin(Session& session, std::span<Sequence* const> sequences,
@@ -93,8 +93,8 @@ class MappedStep final : public StepEngine {
   absl::Status LeaseLost();
   void Finish();
 
-  MappedDoor& door_;
-  const Surroundings& surroundings_;
+  MappedMemory& door_;
+  const Environment& surroundings_;
   const std::uint32_t slot_;
 
   bool open_ = false;

@@ -15,7 +15,7 @@ namespace {
 constexpr std::chrono::seconds kPatience{5};
 
 // A daemon closes connections from users that its unix_peers do not list, without a message.
-std::string WhoIsAdmitted(const std::string& address) {
+std::string UnixPeerHint(const std::string& address) {
   return address.starts_with("unix:") ? Concat(", and do its unix_peers admit user ", ::geteuid())
                                       : "";
 }
@@ -33,7 +33,7 @@ absl::StatusOr<Response> Run(const std::string& address, Call call,
   if (status.error_code() == grpc::StatusCode::UNAVAILABLE) {
     return absl::UnavailableError(Concat(
         "no daemon answers at ", address, " (", status.error_message(), "). Is tesserad running",
-        WhoIsAdmitted(address), "? Use --address to name another daemon"));
+        UnixPeerHint(address), "? Use --address to name another daemon"));
   }
   return absl::Status(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
 }

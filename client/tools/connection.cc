@@ -22,20 +22,20 @@ std::vector<Flags::Spec> With(std::vector<Flags::Spec> door, std::vector<Flags::
 
 }  // namespace
 
-std::vector<Flags::Spec> WithDoor(std::vector<Flags::Spec> others) {
+std::vector<Flags::Spec> WithConnection(std::vector<Flags::Spec> others) {
   return With({{"address", "ADDRESS", "Address of the daemon: unix:PATH or HOST:PORT.",
                 client::kDefaultAddress}},
               std::move(others));
 }
 
-std::vector<Flags::Spec> WithDoorOrOwn(std::vector<Flags::Spec> others) {
+std::vector<Flags::Spec> WithConnectionOrLocalDaemon(std::vector<Flags::Spec> others) {
   return With(
       {{"address", "ADDRESS",
         "Address of the daemon: unix:PATH or HOST:PORT. Unset: start a temporary one.", ""}},
       std::move(others));
 }
 
-Door DoorOf(const Flags& flags) {
+Door ConnectionOf(const Flags& flags) {
   Door door = {.address = flags.Get("address"), .tls = std::nullopt};
   const client::TlsOptions tls = {.ca_file = flags.Get("tls-ca"),
                                   .certificate_file = flags.Get("tls-certificate"),

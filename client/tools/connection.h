@@ -16,10 +16,10 @@ struct Door {
 };
 
 // Appends the connection flags to `others`.
-std::vector<Flags::Spec> WithDoor(std::vector<Flags::Spec> others);
+std::vector<Flags::Spec> WithConnection(std::vector<Flags::Spec> others);
 // The same for a command that starts its own daemon if no address is given.
-std::vector<Flags::Spec> WithDoorOrOwn(std::vector<Flags::Spec> others);
+std::vector<Flags::Spec> WithConnectionOrLocalDaemon(std::vector<Flags::Spec> others);
 // Reads the connection flags.
-Door DoorOf(const Flags& flags);
+Door ConnectionOf(const Flags& flags);
 
 }  // namespace tessera::cli

@@ -8,9 +8,9 @@ void FairQueue::Push(JobSpec spec, Job job) {
   const auto priority = static_cast<std::size_t>(spec.priority);
   Owners& owners = priorities_[priority].Of(spec.tenant);
   const std::uint64_t owner = spec.owner;
-  const bool goes_on = spec.goes_on;
+  const bool is_continuation = spec.is_continuation;
   owners.Of(owner).Push({std::move(spec), std::move(job)});
-  if (goes_on) owners.Prefer(owner);
+  if (is_continuation) owners.Prefer(owner);
   ++sizes_[priority];
 }
 

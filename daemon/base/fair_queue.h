@@ -2,9 +2,9 @@
 // queued jobs does not delay the others. Not thread-safe; ThreadScheduler locks it.
 //
 // Within a priority, tenants take turns of one job each, and within a tenant, its owners do. The
-// jobs of one owner run in the order they were pushed. A continuation (`goes_on`) runs before all
-// other jobs of its tenant, so that at most as many pieces of work are in progress as there are
-// threads. A tenant or owner that gets its first job joins at the end of the round.
+// jobs of one owner run in the order they were pushed. A continuation (`is_continuation`) runs
+// before all other jobs of its tenant, so that at most as many pieces of work are in progress as
+// there are threads. A tenant or owner that gets its first job joins at the end of the round.
 //
 // Push and Pop take O(log n) for n waiting tenants and owners. A tenant or owner without jobs uses
 // no memory.
@@ -34,7 +34,7 @@ struct JobSpec {
   TenantId tenant{};  // the tenant the work is for; invalid: the daemon itself
   // The session or sequence the work is for; such ids are unique within a tenant. 0: none.
   std::uint64_t owner = 0;
-  bool goes_on = false;  // continues work that a job of this owner began
+  bool is_continuation = false;  // continues work that a job of this owner began
 };
 
 class FairQueue {
@@ -93,7 +93,8 @@ class FairQueue {
    public:
     bool empty() const { return entries_.empty(); }
     void Push(Entry entry) {
-      entries_.insert(entry.spec.goes_on ? entries_.begin() : entries_.end(), std::move(entry));
+      entries_.insert(entry.spec.is_continuation ? entries_.begin() : entries_.end(),
+                      std::move(entry));
     }
     Entry Pop() {
       Entry entry = std::move(entries_.front());

@@ -104,7 +104,7 @@ Scheduler::Load ThreadScheduler::load() const {
   return load;
 }
 
-JobPriority ThreadScheduler::LastAllowed() const {
+JobPriority ThreadScheduler::LeastUrgentAllowed() const {
   const std::uint64_t long_jobs =
       running_[Index(JobPriority::kSeals)] + running_[Index(JobPriority::kPressure)];
   return long_jobs < max_long_jobs_ ? JobPriority::kPressure : JobPriority::kTails;
@@ -115,7 +115,8 @@ JobPriority ThreadScheduler::LastAllowed() const {
 std::optional<FairQueue::Entry> ThreadScheduler::Take() {
   MutexLock lock(mutex_);
   while (!stopping_) {
-    if (std::optional<FairQueue::Entry> entry = queue_.Pop(LastAllowed()); entry.has_value()) {
+    if (std::optional<FairQueue::Entry> entry = queue_.Pop(LeastUrgentAllowed());
+        entry.has_value()) {
       ++running_[Index(entry->spec.priority)];
       return entry;
     }

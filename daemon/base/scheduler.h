@@ -63,7 +63,7 @@ class ThreadScheduler final : public Scheduler {
   std::optional<FairQueue::Entry> Take();
   void Finish(JobPriority priority);
   // The least urgent priority that one more thread may run a job of.
-  JobPriority LastAllowed() const TESSERA_REQUIRES(mutex_);
+  JobPriority LeastUrgentAllowed() const TESSERA_REQUIRES(mutex_);
 
   const std::uint32_t max_long_jobs_;  // seal and pressure jobs that may run at a time
   mutable Mutex mutex_;

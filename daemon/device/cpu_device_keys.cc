@@ -108,9 +108,9 @@ class HostKeys final : public LaneKeys {
         keys_{.rows = rows_.get(), .count = count},
         sums_(operations, geometry_) {}
 
-  absl::Status Look(std::span<const kernels::KeyLook> looks) override {
-    for (const kernels::KeyLook& look : looks) {
-      const std::string_view problem = kernels::LookProblem(look, keys_.count);
+  absl::Status Look(std::span<const kernels::KeyObservation> looks) override {
+    for (const kernels::KeyObservation& look : looks) {
+      const std::string_view problem = kernels::ObservationProblem(look, keys_.count);
       TESSERA_CHECK(problem.empty(), problem);
       sums_.Add(keys_, look);
     }

@@ -6,7 +6,7 @@
 
 #include "daemon/base/check.h"
 #include "daemon/base/strings.h"
-#include "daemon/device/cuda_bench.h"
+#include "daemon/device/cuda_call_context.h"
 #include "daemon/device/cuda_memory_source.h"
 #include "kernels/cuda/host/step_writer.h"
 #include "kernels/cuda/select/selection_reader.h"
@@ -67,7 +67,7 @@ CudaDevice::CudaDevice(Options options, ProbedCudaDevice probed)
                    .uuid = probed_.info.uuid,
                    .granularity = kCudaGranularity,
                    .row_alignment = 16,
-                   .looks_at_once = 64,
+                   .observations_per_call = 64,
                    .waits_for_importers = true},
       pool_memory_(NewCudaPoolMemory(*options_.calls, options_.ordinal, probed_.sharing)) {}
 
@@ -94,7 +94,7 @@ absl::Status CudaDevice::Answer(const cuda::Error& error) {
   return why;
 }
 
-absl::StatusOr<CudaDevice::Taken> CudaDevice::TakeBench() {
+absl::StatusOr<CudaDevice::Taken> CudaDevice::AcquireBench() {
   {
     MutexLock lock(mutex_);
     if (!failed_.ok()) return failed_;
@@ -120,7 +120,7 @@ absl::StatusOr<std::unique_ptr<Memory>> CudaDevice::CreateWorkerMemory(std::stri
 absl::StatusOr<std::optional<UnusableRow>> CudaDevice::StoreRows(Place source,
                                                                  kernels::ElementType type,
                                                                  std::span<const RowRun> runs) {
-  absl::StatusOr<Taken> bench = TakeBench();
+  absl::StatusOr<Taken> bench = AcquireBench();
   if (!bench.ok()) return bench.status();
   std::optional<UnusableRow> unusable;
   for (std::size_t first = 0; first < runs.size() && !unusable.has_value();) {
@@ -190,16 +190,16 @@ absl::Status CudaDevice::StoreSome(Bench& bench, Place source, kernels::ElementT
   if (error.ok()) error = queue.Wait();
   if (absl::Status status = Answer(error); !status.ok()) return status;
   if (found == cuda::kNoneUnusable) return absl::OkStatus();
-  absl::StatusOr<UnusableRow> named = NameUnusable(bench, type, runs, found);
+  absl::StatusOr<UnusableRow> named = LocateUnusable(bench, type, runs, found);
   if (!named.ok()) return named.status();
   *unusable = *named;
   return absl::OkStatus();
 }
 
 // The kernel reports the row; the channel is found by checking the stored row on the host.
-absl::StatusOr<UnusableRow> CudaDevice::NameUnusable(Bench& bench, kernels::ElementType type,
-                                                     std::span<const RowRun> runs,
-                                                     std::uint64_t found) {
+absl::StatusOr<UnusableRow> CudaDevice::LocateUnusable(Bench& bench, kernels::ElementType type,
+                                                       std::span<const RowRun> runs,
+                                                       std::uint64_t found) {
   UnusableRow named = {.run = cuda::UnusableWord::Run(found),
                        .row = cuda::UnusableWord::Row(found),
                        .of_value = cuda::UnusableWord::IsValue(found),
@@ -222,7 +222,7 @@ absl::StatusOr<UnusableRow> CudaDevice::NameUnusable(Bench& bench, kernels::Elem
 
 absl::Status CudaDevice::StoreWords(std::span<const WordStore> stores) {
   static_assert(sizeof(WordStore) == sizeof(cuda::WordStore));
-  absl::StatusOr<Taken> taken = TakeBench();
+  absl::StatusOr<Taken> taken = AcquireBench();
   if (!taken.ok()) return taken.status();
   Bench& bench = **taken;
   for (std::size_t first = 0; first < stores.size(); first += kMostWords) {
@@ -241,7 +241,7 @@ absl::Status CudaDevice::StoreWords(std::span<const WordStore> stores) {
 }
 
 absl::Status CudaDevice::Copy(std::byte* to, const std::byte* from, std::uint64_t bytes) {
-  absl::StatusOr<Taken> bench = TakeBench();
+  absl::StatusOr<Taken> bench = AcquireBench();
   if (!bench.ok()) return bench.status();
   cuda::Error error = (**bench).queue().Copy(to, from, bytes);
   if (error.ok()) error = (**bench).queue().Wait();
@@ -425,7 +425,7 @@ absl::Status FaultStatus(std::uint64_t fault) {
 absl::StatusOr<std::string_view> CudaDevice::Attend(const kernels::AttendBatch& batch,
                                                     const PoolView& pool) {
   if (absl::Status status = CheckServed(batch); !status.ok()) return status;
-  absl::StatusOr<Taken> taken = TakeBench();
+  absl::StatusOr<Taken> taken = AcquireBench();
   if (!taken.ok()) return taken.status();
   Bench& bench = **taken;
   AttendLayout layout(batch, pool);
@@ -450,7 +450,7 @@ absl::StatusOr<std::string_view> CudaDevice::Select(const kernels::AttendBatch& 
                                                     const PoolView& pool,
                                                     kernels::SelectionSink& sink) {
   if (absl::Status status = CheckServed(batch); !status.ok()) return status;
-  absl::StatusOr<Taken> bench_taken = TakeBench();
+  absl::StatusOr<Taken> bench_taken = AcquireBench();
   if (!bench_taken.ok()) return bench_taken.status();
   Bench& bench = **bench_taken;
   AttendLayout layout(batch, pool);
@@ -459,7 +459,7 @@ absl::StatusOr<std::string_view> CudaDevice::Select(const kernels::AttendBatch& 
   const cuda::AttendParams params = cuda::MakeAttendParams(*call);
   const cuda::StepLimits& limits = layout.limits();
   std::vector<std::uint32_t> taken(limits.blocks);
-  std::vector<cuda::TakenRange> ranges(limits.choices + limits.selections);
+  std::vector<cuda::SelectedRange> ranges(limits.choices + limits.selections);
   cuda::Queue& queue = bench.queue();
   cuda::Error error = queue.Select(*call);
   std::uint64_t fault = cuda::kNoFault;
@@ -474,7 +474,7 @@ absl::StatusOr<std::string_view> CudaDevice::Select(const kernels::AttendBatch& 
   // The uploaded image is still in the host buffer.
   const cuda::SelectionReader selection(layout.Image(bench.Host(layout.bytes())), 0, taken, ranges);
   for (std::uint32_t i = 0; i < batch.items.size(); ++i) {
-    selection.ForEachRun(i, [&](const cuda::TakenEntries& run) {
+    selection.ForEachRun(i, [&](const cuda::SelectedEntries& run) {
       sink.Take(i,
                 {.segment = run.segment, .first_entry = run.first_entry, .entries = run.entries});
     });

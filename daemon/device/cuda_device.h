@@ -66,7 +66,7 @@ class CudaDevice final : public Device {
   class Taken;
 
   CudaDevice(Options options, ProbedCudaDevice probed);
-  absl::StatusOr<Taken> TakeBench();
+  absl::StatusOr<Taken> AcquireBench();
   absl::StatusOr<kernels::cuda::AttendCall> Upload(const kernels::AttendBatch& batch,
                                                    const PoolView& pool, AttendLayout& layout,
                                                    Bench& bench);
@@ -77,8 +77,8 @@ class CudaDevice final : public Device {
   absl::Status Copy(std::byte* to, const std::byte* from, std::uint64_t bytes);
   absl::Status StoreSome(Bench& bench, Place source, kernels::ElementType type,
                          std::span<const RowRun> runs, std::optional<UnusableRow>* unusable);
-  absl::StatusOr<UnusableRow> NameUnusable(Bench& bench, kernels::ElementType type,
-                                           std::span<const RowRun> runs, std::uint64_t found);
+  absl::StatusOr<UnusableRow> LocateUnusable(Bench& bench, kernels::ElementType type,
+                                             std::span<const RowRun> runs, std::uint64_t found);
 
   const Options options_;
   const ProbedCudaDevice probed_;

@@ -33,7 +33,7 @@ constexpr std::uint64_t kAlignment = 16;
 
 std::uint64_t AddressOf(const void* pointer) { return reinterpret_cast<std::uint64_t>(pointer); }
 
-std::uint64_t ScratchBytes(const kernels::KeyLook& look) {
+std::uint64_t ScratchBytes(const kernels::KeyObservation& look) {
   return cuda::ObserveScratchFloats(look.sums.size()) * sizeof(float);
 }
 
@@ -105,10 +105,10 @@ class CudaDevice::Keys final : public LaneKeys {
     return Answer(queue_->Wait(), 0);
   }
 
-  absl::Status Look(std::span<const kernels::KeyLook> looks) override {
+  absl::Status Look(std::span<const kernels::KeyObservation> looks) override {
     if (absl::Status failed = device_.health(); !failed.ok()) return failed;
-    for (const kernels::KeyLook& look : looks) {
-      const std::string_view problem = kernels::LookProblem(look, count_);
+    for (const kernels::KeyObservation& look : looks) {
+      const std::string_view problem = kernels::ObservationProblem(look, count_);
       TESSERA_CHECK(problem.empty(), problem);
     }
     // Each launch takes as many looks as share a form and fit the scratch.
@@ -119,7 +119,7 @@ class CudaDevice::Keys final : public LaneKeys {
              scratch + ScratchBytes(looks[end]) <= kMostScratch) {
         scratch += ScratchBytes(looks[end++]);
       }
-      absl::Status status = LookAtOnce(looks.subspan(first, end - first), scratch);
+      absl::Status status = ObserveBatch(looks.subspan(first, end - first), scratch);
       if (!status.ok()) return status;
       first = end;
     }
@@ -130,7 +130,7 @@ class CudaDevice::Keys final : public LaneKeys {
   absl::Status AddSquaredLengths(std::span<double> sums) override {
     if (absl::Status failed = device_.health(); !failed.ok()) return failed;
     TESSERA_CHECK(sums.size() <= count_, "lengths requested of more keys than there are");
-    std::vector<kernels::KeyLook> looks;
+    std::vector<kernels::KeyObservation> looks;
     for (std::uint64_t key = 0; key < sums.size(); ++key) {
       looks.push_back({.key = key,
                        .first = key,
@@ -192,10 +192,10 @@ class CudaDevice::Keys final : public LaneKeys {
   // The upload of a call: the sums of all looks, then their other inputs.
   class Image {
    public:
-    Image(std::vector<std::byte>& bytes, std::span<const kernels::KeyLook> looks)
+    Image(std::vector<std::byte>& bytes, std::span<const kernels::KeyObservation> looks)
         : bytes_(bytes), looks_(looks) {
       bytes_.clear();
-      for (const kernels::KeyLook& look : looks) sums_at_.push_back(Add(look.sums));
+      for (const kernels::KeyObservation& look : looks) sums_at_.push_back(Add(look.sums));
       sums_bytes_ = bytes_.size();
     }
     template <typename Word>
@@ -208,7 +208,7 @@ class CudaDevice::Keys final : public LaneKeys {
     std::uint64_t sums_at(std::size_t look) const { return sums_at_[look]; }
     std::uint64_t sums_bytes() const { return sums_bytes_; }
     // Call after the sums have been downloaded.
-    void GiveSums() const {
+    void ReturnSums() const {
       for (std::size_t i = 0; i < looks_.size(); ++i) {
         const std::span<double> sums = looks_[i].sums;
         if (!sums.empty()) std::memcpy(sums.data(), bytes_.data() + sums_at_[i], sums.size_bytes());
@@ -217,16 +217,17 @@ class CudaDevice::Keys final : public LaneKeys {
 
    private:
     std::vector<std::byte>& bytes_;
-    const std::span<const kernels::KeyLook> looks_;
+    const std::span<const kernels::KeyObservation> looks_;
     std::vector<std::uint64_t> sums_at_;
     std::uint64_t sums_bytes_ = 0;
   };
 
-  absl::Status LookAtOnce(std::span<const kernels::KeyLook> looks, std::uint64_t scratch_bytes) {
+  absl::Status ObserveBatch(std::span<const kernels::KeyObservation> looks,
+                            std::uint64_t scratch_bytes) {
     Image image(host_, looks);
     std::vector<cuda::ObserveTileJob> jobs;
     for (std::size_t i = 0; i < looks.size(); ++i) {
-      const kernels::KeyLook& look = looks[i];
+      const kernels::KeyObservation& look = looks[i];
       const std::span<const std::byte> queries(look.queries.rows,
                                                look.queries.count * dense_.row_bytes());
       jobs.push_back(
@@ -261,7 +262,7 @@ class CudaDevice::Keys final : public LaneKeys {
     if (error.ok()) error = queue_->Copy(host_.data(), looks_.at(), image.sums_bytes());
     if (error.ok()) error = queue_->Wait();
     if (absl::Status status = Answer(error, scratch_bytes); !status.ok()) return status;
-    image.GiveSums();
+    image.ReturnSums();
     return absl::OkStatus();
   }
 

@@ -7,7 +7,7 @@
 
 #include "daemon/base/check.h"
 #include "daemon/base/strings.h"
-#include "daemon/device/cuda_bench.h"
+#include "daemon/device/cuda_call_context.h"
 #include "daemon/device/cuda_device.h"
 
 namespace tessera::device {
@@ -91,7 +91,7 @@ absl::StatusOr<std::optional<std::size_t>> CudaDevice::Encode(
                       kernels::IsHeadDim(strategies[tile.strategy].shape.head_dim),
                   "a tile's strategy must exist and have a supported head_dim");
   }
-  absl::StatusOr<Taken> bench = TakeBench();
+  absl::StatusOr<Taken> bench = AcquireBench();
   if (!bench.ok()) return bench.status();
   std::optional<std::size_t> first;
   for (const std::uint32_t head_dim : kernels::kHeadDims) {
@@ -121,7 +121,7 @@ absl::Status CudaDevice::Gather(const kernels::TileShape& from, const kernels::T
     const std::string_view problem = cuda::GatherProblem(strategies, jobs.back());
     TESSERA_CHECK(problem.empty(), problem);
   }
-  absl::StatusOr<Taken> bench = TakeBench();
+  absl::StatusOr<Taken> bench = AcquireBench();
   if (!bench.ok()) return bench.status();
   return Answer((**bench).tiles().Gather(strategies, jobs));
 }

@@ -105,7 +105,7 @@ class LaneKeys {
   // Computes the attention that queries give to keys, and adds it to each look's own sums. No look
   // may read another look's sums. Returns RESOURCE_EXHAUSTED if there is not enough memory. After
   // an error the sums are undefined.
-  virtual absl::Status Look(std::span<const kernels::KeyLook> looks) = 0;
+  virtual absl::Status Look(std::span<const kernels::KeyObservation> looks) = 0;
   // sums[t] += squared length of key t, for the first sums.size() keys.
   virtual absl::Status AddSquaredLengths(std::span<double> sums) = 0;
   // sums[d] += squares of channel d over the first `count` keys. sums.size() is head_dim.
@@ -135,7 +135,7 @@ class Device {
     // Encode accepts rows in the daemon's own memory.
     bool reads_host_memory = false;
     // Number of looks that take little longer in one call than a single look.
-    std::uint32_t looks_at_once = 1;
+    std::uint32_t observations_per_call = 1;
     // Memory that a worker has mapped may be freed only after the worker has closed it or exited.
     bool waits_for_importers = false;
   };

@@ -18,7 +18,7 @@ std::vector<std::vector<std::uint32_t>> KeptOf(const LayerDecision& decision) {
 
 }  // namespace
 
-StayingEntries::StayingEntries(const LayerView& view, const LayerDecision& stay)
+KeptEntries::KeptEntries(const LayerView& view, const LayerDecision& stay)
     : stay_(KeptOf(stay)), scorer_(*view.scorer, stay_), view_(view) {
   for (std::size_t head = 0; head < stay_.size(); ++head) {
     const LaneEntries& all = view.lanes[head];
@@ -40,7 +40,7 @@ StayingEntries::StayingEntries(const LayerView& view, const LayerDecision& stay)
   view_.sums = {};
 }
 
-LayerDecision StayingEntries::InAll(LayerDecision decision) const {
+LayerDecision KeptEntries::ToAllEntries(LayerDecision decision) const {
   for (std::size_t head = 0; head < decision.size(); ++head) {
     for (std::uint32_t& entry : decision[head].kept) entry = stay_[head][entry];
     for (std::uint32_t& entry : decision[head].members) entry = stay_[head][entry];
@@ -48,13 +48,13 @@ LayerDecision StayingEntries::InAll(LayerDecision decision) const {
   return decision;
 }
 
-absl::Status StayingEntries::Scorer::Look(std::uint32_t kv_head,
-                                          std::span<const kernels::KeyLook> looks) {
+absl::Status KeptEntries::Scorer::Look(std::uint32_t kv_head,
+                                       std::span<const kernels::KeyObservation> looks) {
   const std::vector<std::uint32_t>& stay = stay_[kv_head];
   std::vector<std::vector<double>> sums(looks.size());
-  std::vector<kernels::KeyLook> wider;
+  std::vector<kernels::KeyObservation> wider;
   for (std::size_t i = 0; i < looks.size(); ++i) {
-    const kernels::KeyLook& look = looks[i];
+    const kernels::KeyObservation& look = looks[i];
     TESSERA_CHECK(look.key.has_value() && look.logits,
                   "a merging policy scores keys by queries or by shares of attention");
     if (look.sums.empty()) continue;
@@ -68,7 +68,7 @@ absl::Status StayingEntries::Scorer::Look(std::uint32_t kv_head,
   }
   if (absl::Status status = all_.Look(kv_head, wider); !status.ok()) return status;
   for (std::size_t i = 0; i < looks.size(); ++i) {
-    const kernels::KeyLook& look = looks[i];
+    const kernels::KeyObservation& look = looks[i];
     for (std::uint64_t t = look.visible.begin.front(); t < look.visible.end.front(); ++t) {
       look.sums[t] += sums[i][stay[look.first + t] - stay[look.first]];
     }
@@ -76,8 +76,7 @@ absl::Status StayingEntries::Scorer::Look(std::uint32_t kv_head,
   return absl::OkStatus();
 }
 
-absl::Status StayingEntries::Scorer::AddSquaredLengths(std::uint32_t kv_head,
-                                                       std::span<double> sums) {
+absl::Status KeptEntries::Scorer::AddSquaredLengths(std::uint32_t kv_head, std::span<double> sums) {
   if (sums.empty()) return absl::OkStatus();
   const std::vector<std::uint32_t>& stay = stay_[kv_head];
   std::vector<double> all(stay[sums.size() - 1] + 1);
@@ -86,8 +85,8 @@ absl::Status StayingEntries::Scorer::AddSquaredLengths(std::uint32_t kv_head,
   return absl::OkStatus();
 }
 
-absl::Status StayingEntries::Scorer::AddChannelSquares(std::uint32_t, std::uint64_t,
-                                                       std::span<double>) {
+absl::Status KeptEntries::Scorer::AddChannelSquares(std::uint32_t, std::uint64_t,
+                                                    std::span<double>) {
   TESSERA_CHECK(false, "key channels are scored by all entries, not by the kept ones");
   __builtin_unreachable();
 }

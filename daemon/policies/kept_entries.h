@@ -11,16 +11,16 @@
 
 namespace tessera::policies {
 
-class StayingEntries {
+class KeptEntries {
  public:
   // `stay` must not merge entries. The view's data must outlive this object.
-  StayingEntries(const LayerView& view, const LayerDecision& stay);
-  StayingEntries(const StayingEntries&) = delete;
-  StayingEntries& operator=(const StayingEntries&) = delete;
+  KeptEntries(const LayerView& view, const LayerDecision& stay);
+  KeptEntries(const KeptEntries&) = delete;
+  KeptEntries& operator=(const KeptEntries&) = delete;
 
   const LayerView& view() const { return view_; }
   // Translates a decision about view() to indices of all entries.
-  LayerDecision InAll(LayerDecision decision) const;
+  LayerDecision ToAllEntries(LayerDecision decision) const;
 
  private:
   // Scores keys by their indices among the kept entries. Only products of keys with keys are
@@ -29,11 +29,12 @@ class StayingEntries {
    public:
     Scorer(KeyScorer& all, std::span<const std::vector<std::uint32_t>> stay)
         : all_(all), stay_(stay) {}
-    absl::Status Look(std::uint32_t kv_head, std::span<const kernels::KeyLook> looks) override;
+    absl::Status Look(std::uint32_t kv_head,
+                      std::span<const kernels::KeyObservation> looks) override;
     absl::Status AddSquaredLengths(std::uint32_t kv_head, std::span<double> sums) override;
     absl::Status AddChannelSquares(std::uint32_t kv_head, std::uint64_t count,
                                    std::span<double> sums) override;
-    std::uint32_t looks_at_once() const override { return all_.looks_at_once(); }
+    std::uint32_t observations_per_call() const override { return all_.observations_per_call(); }
 
    private:
     KeyScorer& all_;

@@ -65,14 +65,14 @@ bool Continues(const Policy& policy) {
   return selector != nullptr && selector->advance != nullptr;
 }
 
-bool LearnsAlike(const Policy& a, const Policy& b) {
+bool LearnsTheSame(const Policy& a, const Policy& b) {
   return Continues(a) && NeedsOf(a).decode_queries && Selector(a) == Selector(b);
 }
 
-LanesAlike NeedsLanesAlike(const Policy& policy) {
+LaneEquality NeededLaneEquality(const Policy& policy) {
   const auto needs = [](const TokenSystem* system, const std::optional<TokenPolicy>& tokens) {
-    return system == nullptr || system->lanes_alike == nullptr ? LanesAlike::kNothing
-                                                               : system->lanes_alike(*tokens);
+    return system == nullptr || system->lane_equality == nullptr ? LaneEquality::kNothing
+                                                                 : system->lane_equality(*tokens);
   };
   return std::max(needs(Selector(policy), policy.tokens), needs(Merger(policy), policy.merging));
 }
@@ -83,10 +83,10 @@ bool MovesPositions(const Policy& policy) {
          selector->moves_positions(*policy.tokens);
 }
 
-bool TurnsKeysBack(const Policy& policy) {
+bool UsesUnrotatedKeys(const Policy& policy) {
   const TokenSystem* const merger = Merger(policy);
-  return merger != nullptr && merger->turns_keys_back != nullptr &&
-         merger->turns_keys_back(*policy.merging);
+  return merger != nullptr && merger->uses_unrotated_keys != nullptr &&
+         merger->uses_unrotated_keys(*policy.merging);
 }
 
 bool Merges(const Policy& policy) { return policy.merging.has_value(); }
@@ -105,10 +105,10 @@ absl::StatusOr<LayerDecision> Decide(const Policy& policy, const LayerView& view
   if (selector == nullptr) return merger->decide(*policy.merging, view, memory);
   absl::StatusOr<LayerDecision> stay = selector->decide(*policy.tokens, view, memory);
   if (merger == nullptr || !stay.ok()) return stay;
-  StayingEntries staying(view, *stay);
+  KeptEntries staying(view, *stay);
   absl::StatusOr<LayerDecision> merged = merger->decide(*policy.merging, staying.view(), memory);
   if (!merged.ok()) return merged;
-  return staying.InAll(*std::move(merged));
+  return staying.ToAllEntries(*std::move(merged));
 }
 
 absl::StatusOr<LayerDecision> Advance(const Policy& policy, const LayerView& view,

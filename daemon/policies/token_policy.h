@@ -94,10 +94,10 @@ struct LayerView {
   std::span<const LaneEntries> lanes;    // by kv head; may differ in length
   std::span<const HeadQueries> queries;  // by query head; empty: none were shown
   // By norm the queries of the tokens from there on are compared: of the first prompt in sight, or
-  // of all where there is none. Of these, up to before norms_shown at least, somebody has told
-  // which are the strongest.
+  // of all where there is none. Of these, up to before norms_observed_end at least, somebody has
+  // told which are the strongest.
   std::uint64_t norms_first = 0;
-  std::uint64_t norms_shown = ~std::uint64_t{0};
+  std::uint64_t norms_observed_end = ~std::uint64_t{0};
   // Among `queries` so many of each head are the strongest of these tokens, of those that somebody
   // has seen; of more than that some may be missing.
   std::uint64_t norms_known = ~std::uint64_t{0};
@@ -155,16 +155,16 @@ std::string NeedsText(const Needs& needs);  // "token ids"; where nothing is wan
 // Whether the policy goes on while tokens are decoded.
 bool Continues(const Policy& policy);
 // Whether both learn from every query, and the same of each.
-bool LearnsAlike(const Policy& a, const Policy& b);
+bool LearnsTheSame(const Policy& a, const Policy& b);
 // What the lanes of a layer must have in common to be decided about: some policies make one
 // decision for all of them.
-enum class LanesAlike : std::uint8_t { kNothing, kLength, kTokens };
-LanesAlike NeedsLanesAlike(const Policy& policy);
+enum class LaneEquality : std::uint8_t { kNothing, kLength, kTokens };
+LaneEquality NeededLaneEquality(const Policy& policy);
 // Whether keys are turned to the places that they have after others went, and the worker's next
 // query stands behind them.
 bool MovesPositions(const Policy& policy);
 // Whether keys are compared, and merged, as they were before they were turned to their positions.
-bool TurnsKeysBack(const Policy& policy);
+bool UsesUnrotatedKeys(const Policy& policy);
 // Whether entries may come to stand for several tokens.
 bool Merges(const Policy& policy);
 // The layer whose decision this one shares (ChunkKV's index reuse); itself: it decides.

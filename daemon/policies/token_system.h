@@ -25,11 +25,11 @@ struct TokenSystem {
                                            std::span<const std::uint64_t> held,
                                            LayerMemory& memory) = nullptr;
   // Null: each lane has its own decision.
-  LanesAlike (*lanes_alike)(const TokenPolicy& tokens) = nullptr;
+  LaneEquality (*lane_equality)(const TokenPolicy& tokens) = nullptr;
   // Null: keys keep their rotary positions.
   bool (*moves_positions)(const TokenPolicy& tokens) = nullptr;
   // Null: keys are compared and merged as stored.
-  bool (*turns_keys_back)(const TokenPolicy& tokens) = nullptr;
+  bool (*uses_unrotated_keys)(const TokenPolicy& tokens) = nullptr;
   // Null: every model is supported.
   absl::Status (*check_model)(const TokenPolicy& tokens, const ModelFacts& model) = nullptr;
 };

@@ -1,4 +1,4 @@
-// `WaitingLine` orders the calls that wait for pool memory: first come, first served within a
+// `MemoryWaiters` orders the calls that wait for pool memory: first come, first served within a
 // tenant.
 #pragma once
 
@@ -11,14 +11,14 @@
 
 namespace tessera::residency {
 
-class WaitingLine {
+class MemoryWaiters {
   using Key = std::pair<TenantId, std::uint64_t>;  // tenant, and ticket number
 
  public:
   // One call's place in the line, kept until destroyed.
   class Place {
    public:
-    Place(WaitingLine& line, TenantId tenant) : line_(line), key_(line.Take(tenant)) {}
+    Place(MemoryWaiters& line, TenantId tenant) : line_(line), key_(line.Take(tenant)) {}
     ~Place() { line_.Leave(key_); }
     Place(const Place&) = delete;
     Place& operator=(const Place&) = delete;
@@ -26,7 +26,7 @@ class WaitingLine {
     bool first() const { return line_.First(key_); }
 
    private:
-    WaitingLine& line_;
+    MemoryWaiters& line_;
     const Key key_;
   };
 

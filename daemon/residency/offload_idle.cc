@@ -35,7 +35,7 @@ Relief OffloadIdle::RelievePressure(cache::Tenant& tenant, const Need& need) {
   std::vector<Candidate> idle;
   std::uint64_t in_use = 0;
   for (std::shared_ptr<cache::Sequence>& sequence : tenant.Sequences()) {
-    const cache::Sequence::Rest seen = sequence->LookForRest();
+    const cache::Sequence::Rest seen = sequence->GetIdleState();
     if (!seen.may_go && !seen.at_work) continue;
     if (seen.may_go && now - seen.last_use >= rest) {
       idle.push_back({std::move(sequence), seen.last_use});

@@ -61,8 +61,8 @@ Pressure::Pressure(Options options)
 
 Pressure::~Pressure() {
   {
-    MutexLock lock(unsaid_mutex_);
-    for (const auto& [occasion, unsaid] : unsaid_) {
+    MutexLock lock(pending_logs_mutex_);
+    for (const auto& [occasion, unsaid] : pending_logs_) {
       if (unsaid.steps == 0 && unsaid.bytes == 0) continue;
       const auto& [rung, tenant, reason] = occasion;
       options_.logger->Log(LogLevel::kInfo, "memory pressure",
@@ -190,9 +190,9 @@ std::vector<cache::Tenant*> All(const cache::Node& node) {
 
 // The caller's readers and those of tenants that gave up memory for it. If no tenant gave any, the
 // readers of all tenants, because only they can still release memory.
-std::vector<cache::Tenant*> Pressure::WhoseReaders(cache::Tenant& tenant,
-                                                   const pool::Shortage& shortage,
-                                                   const Climb& climb) const {
+std::vector<cache::Tenant*> Pressure::TenantsToWaitFor(cache::Tenant& tenant,
+                                                       const pool::Shortage& shortage,
+                                                       const Climb& climb) const {
   const bool of_node = shortage.account == options_.node->account().name();
   if (of_node && climb.gave.empty()) return All(*options_.node);
   std::vector<cache::Tenant*> tenants = climb.gave;
@@ -212,8 +212,9 @@ bool Pressure::WaitForReaders(const std::vector<cache::Tenant*>& tenants, Clock:
   return waited;
 }
 
-absl::Status Pressure::WithRelief(cache::Tenant& tenant, absl::FunctionRef<absl::Status()> act,
-                                  absl::FunctionRef<bool()> gone) {
+absl::Status Pressure::RetryWhenPoolFull(cache::Tenant& tenant,
+                                         absl::FunctionRef<absl::Status()> act,
+                                         absl::FunctionRef<bool()> gone) {
   absl::Status status = act();
   std::optional<pool::Shortage> shortage = pool::ShortageOf(status);
   if (!shortage.has_value() || !MayHelp(*shortage)) return status;
@@ -227,7 +228,7 @@ absl::Status Pressure::WithRelief(cache::Tenant& tenant, absl::FunctionRef<absl:
   Climb climb;
   // One call per tenant at a time: two calls that need more than half of the pool each would
   // otherwise keep evicting each other's sequences.
-  std::optional<WaitingLine::Place> place;
+  std::optional<MemoryWaiters::Place> place;
   for (int attempt = 0;
        attempt < kAttempts && shortage.has_value() && MayHelp(*shortage) && !gone();) {
     const Clock::TimePoint now = options_.clock->Now();
@@ -240,7 +241,7 @@ absl::Status Pressure::WithRelief(cache::Tenant& tenant, absl::FunctionRef<absl:
                        {.bytes = std::max(shortage->asked, shortage->limit / 64) << attempt,
                         .urgency = now < overdue ? Urgency::kCall : Urgency::kOverdue});
     found += climb.bytes;
-    const std::vector<cache::Tenant*> whose = WhoseReaders(tenant, *shortage, climb);
+    const std::vector<cache::Tenant*> whose = TenantsToWaitFor(tenant, *shortage, climb);
     const bool readers = waits ? WaitForReaders(whose, until, gone) : Collect(whose);
     if (climb.bytes > 0 || readers) {
       ++attempt;
@@ -343,8 +344,8 @@ void Pressure::Report(std::size_t rung, const cache::Tenant& tenant, std::string
   std::uint64_t steps = 0;
   std::optional<std::uint64_t> before;
   {
-    MutexLock lock(unsaid_mutex_);
-    Unsaid& unsaid = unsaid_[{rung, tenant.name(), std::string(reason)}];
+    MutexLock lock(pending_logs_mutex_);
+    PendingLog& unsaid = pending_logs_[{rung, tenant.name(), std::string(reason)}];
     unsaid.steps += relief.steps;
     unsaid.bytes += relief.bytes;
     before = unsaid.seldom.Say(options_.clock->Now());

@@ -70,8 +70,8 @@ class Pressure final : public pool::PressureHandler {
   // be found. Retries are bounded in number and time, and stop when `gone` returns true. The final
   // error says what was tried and what would help. `act` must change nothing when it fails. Both
   // are called without any lock held.
-  absl::Status WithRelief(cache::Tenant& tenant, absl::FunctionRef<absl::Status()> act,
-                          absl::FunctionRef<bool()> gone);
+  absl::Status RetryWhenPoolFull(cache::Tenant& tenant, absl::FunctionRef<absl::Status()> act,
+                                 absl::FunctionRef<bool()> gone);
 
   struct Counters {
     // By rung, in the ladder's order.
@@ -107,8 +107,9 @@ class Pressure final : public pool::PressureHandler {
                           std::string_view reason, Climb& climb);
   Climb RelieveFor(cache::Tenant& tenant, const pool::Shortage& shortage, const Need& need);
   bool MayHelp(const pool::Shortage& shortage) const;
-  std::vector<cache::Tenant*> WhoseReaders(cache::Tenant& tenant, const pool::Shortage& shortage,
-                                           const Climb& climb) const;
+  std::vector<cache::Tenant*> TenantsToWaitFor(cache::Tenant& tenant,
+                                               const pool::Shortage& shortage,
+                                               const Climb& climb) const;
   bool WaitForReaders(const std::vector<cache::Tenant*>& tenants, Clock::TimePoint until,
                       absl::FunctionRef<bool()> gone);
 
@@ -126,18 +127,18 @@ class Pressure final : public pool::PressureHandler {
   // Until this time no job is queued, because the ladder had nothing to give.
   std::atomic<std::int64_t> quiet_until_{0};
   std::vector<std::atomic<std::uint32_t>> waiting_;  // number of waiting calls, by tenant
-  WaitingLine line_;                                 // calls that did not get room at once
+  MemoryWaiters line_;                               // calls that did not get room at once
   // Actions not yet logged, by rung, tenant and reason. Each log line covers everything since the
   // previous line, at most one line per second. The destructor logs the rest.
-  struct Unsaid {
-    Seldom seldom;
+  struct PendingLog {
+    LogRateLimit seldom;
     std::uint64_t steps = 0;
     std::uint64_t bytes = 0;
   };
-  using Occasion = std::tuple<std::size_t, std::string, std::string>;
-  Mutex unsaid_mutex_;
-  std::map<Occasion, Unsaid> unsaid_ TESSERA_GUARDED_BY(unsaid_mutex_);
-  std::vector<Seldom> refusals_;  // by tenant
+  using LogKey = std::tuple<std::size_t, std::string, std::string>;
+  Mutex pending_logs_mutex_;
+  std::map<LogKey, PendingLog> pending_logs_ TESSERA_GUARDED_BY(pending_logs_mutex_);
+  std::vector<LogRateLimit> refusals_;  // by tenant
 };
 
 }  // namespace tessera::residency

@@ -20,7 +20,7 @@ namespace tessera::serving {
 namespace {
 // Runs `work` on its own thread. A session has at most one such thread, which ends before its
 // stream.
-void RunAside(const std::function<void()>& work) {
+void RunOnThread(const std::function<void()>& work) {
   try {
     std::thread(work).detach();
   } catch (const std::system_error&) {
@@ -52,7 +52,7 @@ Server::~Server() {
 }
 
 absl::Status Server::LockPaths() {
-  for (const UnixDoor& door : options_.unix_doors) {
+  for (const UnixEndpoint& door : options_.unix_endpoints) {
     const std::filesystem::path folder = std::filesystem::path(door.path).parent_path();
     std::error_code error;
     if (!folder.empty()) std::filesystem::create_directories(folder, error);
@@ -77,11 +77,11 @@ absl::Status Server::LockPaths() {
 
 absl::Status Server::StartGrpc() {
   const std::string descriptor_socket =
-      options_.unix_doors.empty() ? "" : DescriptorPath(options_.unix_doors.front().path);
+      options_.unix_endpoints.empty() ? "" : DescriptorPath(options_.unix_endpoints.front().path);
   const absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> tcp = TcpCredentials(options_.tls);
   if (!tcp.ok()) return tcp.status();
   worker_service_ = std::make_unique<WorkerService>(
-      AttachDoor{&services_, &connections_, descriptor_socket, RunAside});
+      AttachContext{&services_, &connections_, descriptor_socket, RunOnThread});
   admin_service_ = std::make_unique<AdminService>(services_, connections_, drain_request_);
 
   grpc::EnableDefaultHealthCheckService(true);
@@ -91,12 +91,12 @@ absl::Status Server::StartGrpc() {
                              0);  // a port in use must be an error
   builder.SetMaxReceiveMessageSize(static_cast<int>(services_.max_message_bytes));
   builder.SetMaxSendMessageSize(static_cast<int>(services_.max_message_bytes));
-  tcp_ports_.assign(options_.tcp_doors.size(), 0);
-  for (const UnixDoor& door : options_.unix_doors) {
+  tcp_ports_.assign(options_.tcp_endpoints.size(), 0);
+  for (const UnixEndpoint& door : options_.unix_endpoints) {
     if (absl::Status status = AcceptOn(door, builder); !status.ok()) return status;
   }
-  for (std::size_t i = 0; i < options_.tcp_doors.size(); ++i) {
-    builder.AddListeningPort(options_.tcp_doors[i], *tcp, &tcp_ports_[i]);
+  for (std::size_t i = 0; i < options_.tcp_endpoints.size(); ++i) {
+    builder.AddListeningPort(options_.tcp_endpoints[i], *tcp, &tcp_ports_[i]);
   }
   // Enough pollers that a call finds one waiting, and none is created per call.
   builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::NUM_CQS, 1);
@@ -110,10 +110,10 @@ absl::Status Server::StartGrpc() {
   builder.RegisterService(worker_service_.get());
   builder.RegisterService(admin_service_.get());
   grpc_ = builder.BuildAndStart();
-  for (std::size_t i = 0; i < options_.tcp_doors.size(); ++i) {
+  for (std::size_t i = 0; i < options_.tcp_endpoints.size(); ++i) {
     if (tcp_ports_[i] == 0) {
       return absl::AlreadyExistsError(
-          Concat("cannot listen on ", options_.tcp_doors[i],
+          Concat("cannot listen on ", options_.tcp_endpoints[i],
                  ": the port is in use, or this machine does not have the address"));
     }
   }
@@ -122,7 +122,7 @@ absl::Status Server::StartGrpc() {
   return absl::OkStatus();
 }
 
-absl::Status Server::AcceptOn(const UnixDoor& door, grpc::ServerBuilder& builder) {
+absl::Status Server::AcceptOn(const UnixEndpoint& door, grpc::ServerBuilder& builder) {
   using Connection = grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters;
   std::shared_ptr<grpc::experimental::ExternalConnectionAcceptor> handler =
       builder.experimental().AddExternalConnectionAcceptor(
@@ -150,16 +150,16 @@ absl::Status Server::AcceptOn(const UnixDoor& door, grpc::ServerBuilder& builder
 
 std::vector<std::string> Server::addresses() const {
   std::vector<std::string> addresses;
-  for (const UnixDoor& door : options_.unix_doors) addresses.push_back("unix:" + door.path);
-  for (std::size_t i = 0; i < options_.tcp_doors.size(); ++i) {
-    const std::string& asked = options_.tcp_doors[i];
+  for (const UnixEndpoint& door : options_.unix_endpoints) addresses.push_back("unix:" + door.path);
+  for (std::size_t i = 0; i < options_.tcp_endpoints.size(); ++i) {
+    const std::string& asked = options_.tcp_endpoints[i];
     addresses.push_back(Concat(asked.substr(0, asked.rfind(':')), ":", tcp_ports_[i]));
   }
   return addresses;
 }
 
 absl::Status Server::Start() {
-  for (const UnixDoor& door : options_.unix_doors) {
+  for (const UnixEndpoint& door : options_.unix_endpoints) {
     const std::string path = DescriptorPath(door.path);
     if (absl::Status status = watcher_->Listen(path, door.mode, door.peers); !status.ok())
       return status;

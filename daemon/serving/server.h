@@ -31,16 +31,16 @@ namespace tessera::serving {
 // Owned by RunDaemon, which also owns the Services. Errors of Create and Start end the daemon.
 class Server {
  public:
-  struct UnixDoor {
+  struct UnixEndpoint {
     std::string path;
     unsigned mode;
     PeerRules peers;
   };
   struct Options {
-    std::vector<UnixDoor> unix_doors;
-    std::vector<std::string> tcp_doors;  // "host:port"
-    TlsFiles tls;                        // for tcp_doors
-    std::string metrics_address;         // empty: no metrics
+    std::vector<UnixEndpoint> unix_endpoints;
+    std::vector<std::string> tcp_endpoints;  // "host:port"
+    TlsFiles tls;                            // for tcp_endpoints
+    std::string metrics_address;             // empty: no metrics
     Clock::Duration drain_limit{};
   };
 
@@ -66,14 +66,16 @@ class Server {
   // returns, none of them uses the cache or the scheduler. Idempotent, thread-safe.
   void Drain(Clock::Duration limit);
   // Shortens the limit of a current or later drain to `limit`; never extends it. Thread-safe.
-  void Hurry(Clock::Duration limit) { connections_.Hurry(services_.clock->Now() + limit); }
+  void ShortenDrain(Clock::Duration limit) {
+    connections_.ShortenDrain(services_.clock->Now() + limit);
+  }
 
   // The addresses it listens on, with the bound ports: "unix:PATH", "host:port".
   std::vector<std::string> addresses() const;
   std::uint16_t metrics_port() const { return exposer_ == nullptr ? 0 : exposer_->port(); }
 
   // Sets the callback of the Drain RPC. It receives the limit in milliseconds; 0: the default.
-  void set_drain_request(std::function<void(std::uint64_t)> request) {
+  void set_on_drain_request(std::function<void(std::uint64_t)> request) {
     drain_request_ = std::move(request);
   }
 
@@ -81,7 +83,7 @@ class Server {
   Server(Services& services, const Options& options);
   absl::Status LockPaths();
   absl::Status StartGrpc();
-  absl::Status AcceptOn(const UnixDoor& door, grpc::ServerBuilder& builder);
+  absl::Status AcceptOn(const UnixEndpoint& door, grpc::ServerBuilder& builder);
   void EndSessions(Clock::Duration limit);
 
   Services& services_;

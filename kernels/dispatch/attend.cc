@@ -27,7 +27,7 @@ struct Layout {
         score_tasks(selections + AlignUp(selection.items * sizeof(ItemSelection))),
         selection_memory(score_tasks + AlignUp(selection.tasks * sizeof(ScoreTask))),
         taken(selection_memory + AlignUp(selection.bytes)),
-        tasks(taken + AlignUp(batch.items.size() * sizeof(TakenBlocks))),
+        tasks(taken + AlignUp(batch.items.size() * sizeof(SelectedBlockFlags))),
         queries(tasks + AlignUp(plan.tasks * sizeof(Task))),
         partials(queries + AlignUp(plan.query_floats * sizeof(float))),
         bytes(partials + plan.partial_floats * sizeof(float)) {}
@@ -52,7 +52,7 @@ struct Call {
   std::span<Space> spaces;
   std::span<ItemSelection> selections;
   std::span<ScoreTask> score_tasks;
-  std::span<TakenBlocks> taken;
+  std::span<SelectedBlockFlags> taken;
   std::span<Task> tasks;
   float* queries;
   float* partials;
@@ -119,7 +119,7 @@ void ListQueryRows(const Call& call, const Cell& cell, const Task& task, const T
 }
 
 // The taken flags of the task's segment.
-const std::uint8_t* TakenOf(const Call& call, const Cell& cell, const Task& task) {
+const std::uint8_t* SelectedFlagsOf(const Call& call, const Cell& cell, const Task& task) {
   const std::uint8_t* taken = call.taken[cell.item];
   const LaneView& lane = *call.batch->items[cell.item].lane;
   for (std::uint32_t s = 0; s < task.segment; ++s) taken += BlocksOf(lane.segments[s]);
@@ -139,7 +139,7 @@ bool ComputePart(Call& call, const Cell& cell, const Task& task) {
                             .task = &task,
                             .tail_tile = {geometry.head_dim, geometry.type},
                             .visible = VisibleFromRows(batch, item, cell.first_row, cell.rows),
-                            .taken = task.selected ? TakenOf(call, cell, task) : nullptr};
+                            .taken = task.selected ? SelectedFlagsOf(call, cell, task) : nullptr};
   if (!ListRuns(source, list)) return false;
 
   QueryRow rows[kMaxPartRows];
@@ -229,7 +229,7 @@ AttendResult Run(const Implementation& implementation, const AttendBatch& batch,
                .spaces = Make<Space>(memory + layout.spaces, plan.spaces),
                .selections = Make<ItemSelection>(memory + layout.selections, selection.items),
                .score_tasks = Make<ScoreTask>(memory + layout.score_tasks, selection.tasks),
-               .taken = Make<TakenBlocks>(memory + layout.taken, batch.items.size()),
+               .taken = Make<SelectedBlockFlags>(memory + layout.taken, batch.items.size()),
                .tasks = Make<Task>(memory + layout.tasks, plan.tasks),
                .queries = reinterpret_cast<float*>(memory + layout.queries),
                .partials = reinterpret_cast<float*>(memory + layout.partials)};

@@ -17,7 +17,7 @@ constexpr LayerGeometry WithoutGroups(LayerGeometry geometry) {
   return geometry;
 }
 
-class ItemsByHead {
+class PerHeadItems {
  public:
   // Keeps the allocated memory.
   void Clear() {

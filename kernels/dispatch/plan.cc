@@ -79,7 +79,7 @@ void ForEachCell(const AttendBatch& batch, Visit visit) {
   const std::uint32_t group = batch.geometry.group();
   for (std::uint32_t i = 0; i < batch.items.size(); ++i) {
     const AttendItem& item = batch.items[i];
-    const bool sound = ItemIsSound(batch, item);
+    const bool sound = IsValidItem(batch, item);
     const std::uint32_t rows = item.queries * group;
     for (std::uint32_t first = 0; first < rows; first += kMaxPartRows) {
       visit(i, item, first, std::min(kMaxPartRows, rows - first), sound);
@@ -136,7 +136,8 @@ std::uint64_t MostTasks(const AttendItem& item, const PositionRange& visible) {
 
 // Calls add for each task of one cell, in lane order.
 template <class Add>
-void ForEachTask(const AttendItem& item, const PositionRange& visible, TakenBlocks taken, Add add) {
+void ForEachTask(const AttendItem& item, const PositionRange& visible, SelectedBlockFlags taken,
+                 Add add) {
   const LaneView& lane = *item.lane;
   std::uint32_t first_block = 0;
   for (std::uint32_t s = 0; s < lane.segment_count; ++s) {
@@ -160,22 +161,23 @@ void ForEachTask(const AttendItem& item, const PositionRange& visible, TakenBloc
   });
 }
 
-bool SegmentIsSound(const AttendBatch& batch, const SegmentView& segment) {
+bool IsValidSegment(const AttendBatch& batch, const SegmentView& segment) {
   const TileShape& shape = segment.shape;
-  if (WhyNotServed(shape) != nullptr || shape.head_dim != batch.geometry.head_dim) return false;
+  if (UnsupportedReason(shape) != nullptr || shape.head_dim != batch.geometry.head_dim)
+    return false;
   if (!shape.packed()) return shape.format == DenseFormat(batch.geometry.type);
-  return CutsAreExplained(shape, segment.rotation);
+  return HasRequiredRotations(shape, segment.rotation);
 }
 
 }  // namespace
 
-bool ItemIsSound(const AttendBatch& batch, const AttendItem& item) {
+bool IsValidItem(const AttendBatch& batch, const AttendItem& item) {
   if (item.selection != nullptr && item.selection->each_head && batch.geometry.group() != 1) {
     return false;
   }
   const LaneView& lane = *item.lane;
   for (std::uint32_t s = 0; s < lane.segment_count; ++s) {
-    if (!SegmentIsSound(batch, lane.segments[s])) return false;
+    if (!IsValidSegment(batch, lane.segments[s])) return false;
   }
   const TailView& tail = lane.tail;
   return tail.end >= tail.begin &&
@@ -280,7 +282,7 @@ void WriteCells(const AttendBatch& batch, std::span<Cell> cells, std::span<Space
   });
 }
 
-std::uint32_t WriteTasks(const AttendBatch& batch, std::span<const TakenBlocks> taken,
+std::uint32_t WriteTasks(const AttendBatch& batch, std::span<const SelectedBlockFlags> taken,
                          std::span<Cell> cells, std::span<Task> tasks) {
   std::uint32_t next_task = 0;
   std::uint64_t partial = 0;

@@ -77,7 +77,7 @@ struct PlanSize {
 
 // The taken blocks of an item's segments with summaries, one byte per block, segment after segment.
 // Null: everything is read.
-using TakenBlocks = const std::uint8_t*;
+using SelectedBlockFlags = const std::uint8_t*;
 
 PlanSize MeasurePlan(const AttendBatch& batch);
 
@@ -85,12 +85,12 @@ PlanSize MeasurePlan(const AttendBatch& batch);
 // `taken` has one pointer per item.
 void WriteCells(const AttendBatch& batch, std::span<Cell> cells, std::span<Space> spaces);
 // Returns the number of tasks written.
-std::uint32_t WriteTasks(const AttendBatch& batch, std::span<const TakenBlocks> taken,
+std::uint32_t WriteTasks(const AttendBatch& batch, std::span<const SelectedBlockFlags> taken,
                          std::span<Cell> cells, std::span<Task> tasks);
 
 // Whether kernels support the item's lane and rule. Tile offsets are checked later, when they are
 // read.
-bool ItemIsSound(const AttendBatch& batch, const AttendItem& item);
+bool IsValidItem(const AttendBatch& batch, const AttendItem& item);
 
 // The space of a cell for a segment that needs one.
 const Space& SpaceOf(const Cell& cell, std::span<const Space> spaces, std::uint32_t segment);

@@ -55,9 +55,9 @@ bool ListSegmentRuns(const SegmentView& segment, const RunSource& source, RunLis
 
 // Adds the runs of a tile's taken blocks. `flags` starts with the tile's first block; adjacent
 // taken blocks form one run.
-void AddTakenRuns(const SegmentView& segment, const std::byte* base, std::uint64_t tile,
-                  std::uint64_t flags, std::uint32_t blocks, const PositionRange& visible,
-                  RunList& list) {
+void AddSelectedRuns(const SegmentView& segment, const std::byte* base, std::uint64_t tile,
+                     std::uint64_t flags, std::uint32_t blocks, const PositionRange& visible,
+                     RunList& list) {
   const std::uint32_t block = segment.shape.block;
   const std::uint32_t rows = RowsOfTile(segment, tile);
   const auto taken = [flags](std::uint32_t b) { return (flags >> 8 * b & 1) != 0; };
@@ -90,7 +90,7 @@ bool ListSelectedRuns(const SegmentView& segment, const RunSource& source, RunLi
       const std::uint64_t tile = (word + b) / per_tile;
       const std::byte* base = ResolveTile(segment, tile, bytes);
       if (base == nullptr) return false;
-      AddTakenRuns(segment, base, tile, of_tile, blocks, source.visible, list);
+      AddSelectedRuns(segment, base, tile, of_tile, blocks, source.visible, list);
     }
   }
   return true;
@@ -124,7 +124,7 @@ const std::byte* ResolveSummaries(const SegmentView& segment, std::uint64_t tile
   }
   const auto behind = static_cast<std::uint64_t>(base - segment.arena) + layout.bytes;
   if (layout.summary_bytes > segment.arena_bytes - behind) return nullptr;
-  return SummariesBehind(base, layout);
+  return SummariesAfter(base, layout);
 }
 
 bool ListRuns(const RunSource& source, RunList& list) {

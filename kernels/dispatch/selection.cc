@@ -44,7 +44,7 @@ void ForEachSelection(const AttendBatch& batch, Visit visit) {
     const AttendItem& item = batch.items[i];
     const std::uint32_t first_cell = cell;
     cell += CellsOf(batch, item);
-    if (item.selection == nullptr || !ItemIsSound(batch, item)) continue;
+    if (item.selection == nullptr || !IsValidItem(batch, item)) continue;
     const std::uint32_t blocks = BlocksOf(*item.lane);
     if (blocks != 0) visit(i, first_cell, blocks);
   }
@@ -192,7 +192,7 @@ std::uint64_t BudgetOf(const SelectionCall& call, const ItemSelection& selection
 }
 
 // Combines the scores of one cell's rows. If the item has a single cell this is also the selection.
-void SumUpCell(const Round& round, ItemSelection& selection) {
+void CombineCellScores(const Round& round, ItemSelection& selection) {
   const SelectionCall& call = *round.call;
   const Cell& cell = call.cells[selection.first_cell + round.cell];
   const SelectionRule& rule = *call.batch->items[selection.item].selection;
@@ -225,11 +225,11 @@ void TakeBlocks(const SelectionCall& call, ItemSelection& selection) {
 }
 
 // After the last cell of an item it also selects; no other task depends on the result.
-void SumUpAndTake(void* context, std::uint32_t index) {
+void CombineAndSelect(void* context, std::uint32_t index) {
   const Round& round = *static_cast<Round*>(context);
   ItemSelection& selection = round.call->selections[index];
   if (round.cell >= selection.cells || selection.faulted.load(std::memory_order_relaxed)) return;
-  SumUpCell(round, selection);
+  CombineCellScores(round, selection);
   if (selection.cells > 1 && round.cell + 1 == selection.cells) {
     TakeBlocks(*round.call, selection);
   }
@@ -318,7 +318,7 @@ void ChooseBlocks(const SelectionCall& call, Executor& executor) {
   Round round = {.call = &call, .cell = 0};
   for (; round.cell < most_cells; ++round.cell) {
     executor.ParallelFor(tasks, ScoreBlocks, &round);
-    executor.ParallelFor(items, SumUpAndTake, &round);
+    executor.ParallelFor(items, CombineAndSelect, &round);
   }
 }
 

@@ -17,7 +17,7 @@ struct RotationView {
 };
 
 // Whether every side with truncated channels has a rotation. Requires a supported shape.
-constexpr bool CutsAreExplained(const TileShape& shape, const RotationView& rotation) {
+constexpr bool HasRequiredRotations(const TileShape& shape, const RotationView& rotation) {
   return (rotation.key != nullptr || shape.key.channels == shape.head_dim) &&
          (rotation.value != nullptr || shape.value.channels == shape.head_dim);
 }

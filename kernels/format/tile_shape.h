@@ -89,7 +89,7 @@ constexpr TileShape DenseShape(std::uint32_t head_dim, ElementType type) {
 
 // Null if kernels support tiles of this shape, otherwise the reason. Checks shapes that come from
 // mapped memory or a request.
-constexpr const char* WhyNotServed(const TileShape& shape) {
+constexpr const char* UnsupportedReason(const TileShape& shape) {
   if (!IsTileFormat(static_cast<std::uint8_t>(shape.format))) return "unknown tile format";
   if (!IsHeadDim(shape.head_dim)) return "head_dim is not 64, 128 or 256";
   if (!IsGroup(shape.group)) return "group is not 1, 2 or 4";
@@ -211,14 +211,14 @@ constexpr TileLayout LayoutOf(const TileShape& shape) {
 }
 
 // A tile plus its summaries.
-constexpr std::uint64_t WholeBytes(const TileLayout& layout) {
+constexpr std::uint64_t TileAndSummaryBytes(const TileLayout& layout) {
   return std::uint64_t{layout.bytes} + layout.summary_bytes;
 }
 // The address of the summaries if they are stored directly after their tile.
-constexpr const std::byte* SummariesBehind(const std::byte* tile, const TileLayout& layout) {
+constexpr const std::byte* SummariesAfter(const std::byte* tile, const TileLayout& layout) {
   return tile + layout.bytes;
 }
-constexpr std::byte* SummariesBehind(std::byte* tile, const TileLayout& layout) {
+constexpr std::byte* SummariesAfter(std::byte* tile, const TileLayout& layout) {
   return tile + layout.bytes;
 }
 

@@ -44,7 +44,7 @@ std::vector<Pair> PairUp(std::uint32_t size, const Count& count) {
 
 }  // namespace
 
-void CoKept::Add(const float* rotated, std::uint32_t kept) {
+void KeptTogetherCounts::Add(const float* rotated, std::uint32_t kept) {
   std::int32_t magnitudes[kLargestHeadDim];
   std::uint16_t indices[kLargestHeadDim];
   for (std::uint32_t c = 0; c < channels_; ++c) {
@@ -57,7 +57,7 @@ void CoKept::Add(const float* rotated, std::uint32_t kept) {
   }
 }
 
-ChannelOrder OrderByCoKept(const CoKept& together) {
+ChannelOrder OrderByKeptTogether(const KeptTogetherCounts& together) {
   const std::vector<Pair> pairs =
       PairUp(together.channels(),
              [&](std::uint32_t a, std::uint32_t b) { return std::uint64_t{together.count(a, b)}; });

@@ -11,9 +11,9 @@
 namespace tessera::kernels {
 
 // Counts how often rows keep both of two channels, with each row keeping its strongest channels.
-class CoKept {
+class KeptTogetherCounts {
  public:
-  explicit CoKept(std::uint32_t channels)
+  explicit KeptTogetherCounts(std::uint32_t channels)
       : channels_(channels), counts_(std::size_t{channels} * channels) {}
 
   // Adds one row with this many rotated channels.
@@ -32,6 +32,6 @@ class CoKept {
 // An order that makes channels adjacent if they are often kept together. Pairs greedily, then pairs
 // the pairs, so it serves groups of 2 and of 4. The group of the strongest channel comes first,
 // then that of the strongest remaining channel, and so on.
-ChannelOrder OrderByCoKept(const CoKept& together);
+ChannelOrder OrderByKeptTogether(const KeptTogetherCounts& together);
 
 }  // namespace tessera::kernels

@@ -26,7 +26,7 @@ std::vector<ChannelOrder> OrdersFor(const Side& side, const std::vector<RowRange
                                     const StoredRotation& rotation,
                                     const std::vector<std::uint32_t>& kept) {
   if (kept.empty()) return {};
-  std::vector<CoKept> together(kept.size(), CoKept(rotation.channels));
+  std::vector<KeptTogetherCounts> together(kept.size(), KeptTogetherCounts(rotation.channels));
   FloatRows rotated;
   for (const RowRange& range : Spread(ranges, side.options.reorder_rows)) {
     Rotate(side.rows.Slice(range.first, range.count), rotation, side.operations, rotated);
@@ -35,7 +35,7 @@ std::vector<ChannelOrder> OrdersFor(const Side& side, const std::vector<RowRange
     }
   }
   std::vector<ChannelOrder> orders;
-  for (const CoKept& each : together) orders.push_back(OrderByCoKept(each));
+  for (const KeptTogetherCounts& each : together) orders.push_back(OrderByKeptTogether(each));
   return orders;
 }
 
@@ -123,7 +123,7 @@ RotationView Strategy::view() const {
 double BytesPerEntry(const TileShape& shape, ElementType rotation_type, std::uint64_t entries) {
   const std::uint64_t tiles = (entries + kTileEntries - 1) / kTileEntries;
   const std::uint64_t rotations = shape.packed() ? RotationBytes(shape, rotation_type) : 0;
-  return static_cast<double>(tiles * WholeBytes(LayoutOf(shape)) + rotations) /
+  return static_cast<double>(tiles * TileAndSummaryBytes(LayoutOf(shape)) + rotations) /
          static_cast<double>(entries);
 }
 

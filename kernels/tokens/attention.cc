@@ -28,7 +28,7 @@ VisibleRanges FullRanges(std::uint64_t queries, std::uint64_t entries) {
           .end = std::vector<std::uint64_t>(queries, entries)};
 }
 
-std::string_view LookProblem(const KeyLook& look, std::uint64_t keys) {
+std::string_view ObservationProblem(const KeyObservation& look, std::uint64_t keys) {
   const std::uint64_t count = look.sums.size();
   if (look.first > keys || count > keys - look.first) return "keys end beyond the last key";
   if (look.key.has_value() && *look.key >= keys) return "the query key is beyond the last key";
@@ -44,7 +44,7 @@ std::string_view LookProblem(const KeyLook& look, std::uint64_t keys) {
   return {};
 }
 
-void AttentionSums::Add(RowRange keys, const KeyLook& look) {
+void AttentionSums::Add(RowRange keys, const KeyObservation& look) {
   const std::uint64_t count = look.sums.size();
   if (count == 0 || look.query_count() == 0) return;
   scratch_.resize(std::max<std::size_t>(scratch_.size(), kObserveRows * count));
@@ -74,8 +74,8 @@ std::vector<float> Log2Weights(std::span<const float> weights) {
   return logs;
 }
 
-void AddSharesAmong(const KeyProducts& keys, std::span<const std::uint32_t> seen,
-                    const LayerGeometry& geometry, double part, std::span<double> sums) {
+void AddSharesOfVisible(const KeyProducts& keys, std::span<const std::uint32_t> seen,
+                        const LayerGeometry& geometry, double part, std::span<double> sums) {
   const double cap = geometry.logit_softcap;
   const auto logit = [&](std::uint32_t i) {
     const double scaled = geometry.scale * keys.products[i];

@@ -34,7 +34,7 @@ VisibleRanges CausalRanges(std::span<const std::uint64_t> queries,
 VisibleRanges FullRanges(std::uint64_t queries, std::uint64_t entries);
 
 // An observation: queries over the keys [first, first + sums.size()) of a lane.
-struct KeyLook {
+struct KeyObservation {
   RowRange queries;  // in host memory
   // If set, the key at this index of the lane is the only query, and `queries` is ignored.
   std::optional<std::uint64_t> key;
@@ -51,7 +51,7 @@ struct KeyLook {
 
 // Empty if the observation fits a lane of `keys` keys, otherwise the reason. Computing functions do
 // not check again.
-std::string_view LookProblem(const KeyLook& look, std::uint64_t keys);
+std::string_view ObservationProblem(const KeyObservation& look, std::uint64_t keys);
 
 // Observes keys in host memory. Reuses its scratch memory between calls.
 class AttentionSums {
@@ -59,7 +59,7 @@ class AttentionSums {
   AttentionSums(const Operations& operations, const LayerGeometry& geometry)
       : operations_(operations), geometry_(geometry) {}
 
-  void Add(RowRange keys, const KeyLook& look);
+  void Add(RowRange keys, const KeyObservation& look);
 
  private:
   const Operations& operations_;
@@ -68,7 +68,7 @@ class AttentionSums {
 };
 
 // The log2 weight of a key that stands for no token and receives no attention.
-inline constexpr float kLog2Nothing = -std::numeric_limits<float>::infinity();
+inline constexpr float kLog2ZeroWeight = -std::numeric_limits<float>::infinity();
 // log2 of the number of tokens that each entry stands for, which attention adds to logits.
 std::vector<float> Log2Weights(std::span<const float> weights);
 
@@ -80,7 +80,7 @@ struct KeyProducts {
 
 // For one query that sees only the keys `seen`: adds `part` times its softmax share of each to the
 // corresponding element of `sums`.
-void AddSharesAmong(const KeyProducts& keys, std::span<const std::uint32_t> seen,
-                    const LayerGeometry& geometry, double part, std::span<double> sums);
+void AddSharesOfVisible(const KeyProducts& keys, std::span<const std::uint32_t> seen,
+                        const LayerGeometry& geometry, double part, std::span<double> sums);
 
 }  // namespace tessera::kernels

@@ -157,8 +157,8 @@ static_assert(sizeof(SegmentRef) == 64);
 enum SegmentFlags : std::uint8_t {
   kSegmentHasWeights = 1,
   kSegmentHasPositions = 2,
-  kSegmentTurnsKeys = 4,    // the segment has an R_k: its keys are rotated
-  kSegmentTurnsValues = 8,  // the segment has an R_v: its values are rotated
+  kSegmentRotatesKeys = 4,    // the segment has an R_k: its keys are rotated
+  kSegmentRotatesValues = 8,  // the segment has an R_v: its values are rotated
 };
 
 // ---- Control page ------------------------------------------------------------------------------

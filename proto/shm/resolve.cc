@@ -35,11 +35,11 @@ bool EntriesFit(const SegmentRef& ref, const kernels::TileShape& shape) {
 // Returns false if the rotations lie outside the pool, or if channels are cut without a rotation.
 bool FindRotations(const SegmentRef& ref, const kernels::TileShape& shape, const MappedArena& pool,
                    kernels::RotationView& rotation) {
-  if (ref.rotations == 0) return kernels::CutsAreExplained(shape, rotation);
+  if (ref.rotations == 0) return kernels::HasRequiredRotations(shape, rotation);
   if (!shape.packed() || !kernels::IsElementType(ref.rotation_type)) return false;
   rotation.type = static_cast<kernels::ElementType>(ref.rotation_type);
-  const bool keys = (ref.flags & kSegmentTurnsKeys) != 0;
-  const bool values = (ref.flags & kSegmentTurnsValues) != 0;
+  const bool keys = (ref.flags & kSegmentRotatesKeys) != 0;
+  const bool values = (ref.flags & kSegmentRotatesValues) != 0;
   const std::uint64_t key_bytes =
       keys ? kernels::RotationBytes(shape, shape.key, rotation.type) : 0;
   const std::uint64_t value_bytes =
@@ -50,7 +50,7 @@ bool FindRotations(const SegmentRef& ref, const kernels::TileShape& shape, const
   }
   if (keys) rotation.key = pool.base + ref.rotations;
   if (values) rotation.value = pool.base + ref.rotations + key_bytes;
-  return kernels::CutsAreExplained(shape, rotation);
+  return kernels::HasRequiredRotations(shape, rotation);
 }
 
 }  // namespace
@@ -76,7 +76,7 @@ ResolveStatus ResolveLane(std::uint64_t lane_word, const MappedArena& directory,
     std::memcpy(&ref, refs + i * sizeof(SegmentRef), sizeof ref);
     const kernels::TileShape shape = ShapeOf(ref);
     kernels::RotationView rotation;
-    if (!TablesFit(ref, shape, pool) || kernels::WhyNotServed(shape) != nullptr ||
+    if (!TablesFit(ref, shape, pool) || kernels::UnsupportedReason(shape) != nullptr ||
         !EntriesFit(ref, shape) || !FindRotations(ref, shape, pool, rotation)) {
       segments.resize(before);
       return ResolveStatus::kOutOfBounds;

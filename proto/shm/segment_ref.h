@@ -20,7 +20,7 @@ inline void SetShape(const kernels::TileShape& shape, SegmentRef& ref) {
                                         (shape.positions ? kSegmentHasPositions : 0));
 }
 
-// The result is unchecked: check it with kernels::WhyNotServed.
+// The result is unchecked: check it with kernels::UnsupportedReason.
 inline kernels::TileShape ShapeOf(const SegmentRef& ref) {
   return {.format = static_cast<kernels::TileFormat>(ref.format),
           .head_dim = ref.head_dim,

@@ -96,8 +96,8 @@ TEST_P(Handover, WhoeverTakesItGoesOnWithThePrompt) {
 }
 
 // Observations that no decision has used yet also belong to a fork, whose worker never had them.
-using HandoverOfShownRows = Handover;
-TEST_F(HandoverOfShownRows, AForkGoesOn) {
+using HandoverOfObservations = Handover;
+TEST_F(HandoverOfObservations, AForkGoesOn) {
   for (const char* policy : {"tova:budget=40", "h2o:heavy=20,recent=20"}) {
     SCOPED_TRACE(policy);
     client::Sequence sequence = NewSequence(policy);

@@ -13,7 +13,7 @@
 namespace tessera {
 namespace {
 
-TEST_F(PackedLanes, BothDoorsGiveTheSameBits) {
+TEST_F(PackedLanes, BothTransportsGiveTheSameBits) {
   for (int story = 0; story < 4; ++story) {
     client::Sequence sequence = NewSequence(*mapped_);
     SyntheticSequence truth(shape_, random_.Bits());
@@ -41,7 +41,7 @@ TEST_F(PackedLanes, BothDoorsGiveTheSameBits) {
 
 // More work than the daemon does under one pin. Without a selection the call is split; with one it
 // must not be, since all queries share a selection.
-TEST_F(PackedLanes, AChunkOfQueriesGivesTheSameBitsThroughBothDoors) {
+TEST_F(PackedLanes, AChunkOfQueriesGivesTheSameBitsOverBothTransports) {
   constexpr std::uint32_t kTokens = 96;
   shape_ = {.layers = 1, .query_heads = 16, .kv_heads = 2, .head_dim = 64};
   model_ = *mapped_->RegisterModel(shape_.Geometry());
@@ -229,7 +229,7 @@ TEST_F(PackedLanes, DescribeShowsTheForm) {
   // `tessera status` says the same for all lanes together: 70 of 79 entries are packed.
   auto admin = cli::Admin::At({.address = daemon_->address(), .tls = std::nullopt});
   ASSERT_TRUE(admin.ok()) << admin.status();
-  const auto look = cli::TakeLook(*admin, 10);
+  const auto look = cli::ReadDaemonState(*admin, 10);
   ASSERT_TRUE(look.ok()) << look.status();
   EXPECT_THAT(cli::RenderText(*look, nullptr, 0, 10),
               testing::HasSubstr("packed int8 16/" + std::to_string(shape_.head_dim) +

@@ -106,7 +106,7 @@ class LocalLane {
     const std::uint32_t tiles =
         static_cast<std::uint32_t>((truth.tokens() + 31) / kernels::kTileEntries);
     const kernels::TileLayout layout = kernels::LayoutOf(shape);
-    tile_bytes_ = (kernels::WholeBytes(layout) + 63) / 64 * 64;
+    tile_bytes_ = (kernels::TileAndSummaryBytes(layout) + 63) / 64 * 64;
     std::byte* const prepared =
         Aligned(operations.prepared_bytes(shape, kernels::ElementType::kBf16));
     operations.prepare_encode(shape, kernels::ElementType::kBf16, {}, prepared);
@@ -130,7 +130,7 @@ class LocalLane {
            .layout = layout,
            .prepared = prepared,
            .tile = arena + offsets_.back(),
-           .summaries = kernels::SummariesBehind(arena + offsets_.back(), layout)}));
+           .summaries = kernels::SummariesAfter(arena + offsets_.back(), layout)}));
     }
     segment_ = {.arena = arena,
                 .arena_bytes = tiles * tile_bytes_,
@@ -270,7 +270,7 @@ TEST_F(PackedLanes, QuestReadsSoManyPagesInAll) {
   }
 }
 
-TEST_F(PackedLanes, ASelectionOfTooManyTokensIsRefusedByBothDoors) {
+TEST_F(PackedLanes, ASelectionOfTooManyTokensIsRefusedByBothTransports) {
   for (client::Worker* worker : {mapped_.get(), remote_.get()}) {
     client::Sequence sequence = NewSequence(*worker);
     client::Sequence* const batch[] = {&sequence};

@@ -156,7 +156,7 @@ bool EncodeGolden(const Operations& operations, GoldenTile& golden) {
     operations.prepare_encode(shape, golden.type, rotation, prepared[0].bytes);
   }
   const TileLayout layout = LayoutOf(shape);
-  std::vector<Line> tile(WholeBytes(layout) / sizeof(Line) + 1);
+  std::vector<Line> tile(TileAndSummaryBytes(layout) / sizeof(Line) + 1);
   if (!operations.encode({.key = golden.keys.data(),
                           .value = golden.values.data(),
                           .stride = shape.head_dim * ElementBytes(golden.type),
@@ -171,7 +171,7 @@ bool EncodeGolden(const Operations& operations, GoldenTile& golden) {
                           .summaries = tile[0].bytes + layout.bytes})) {
     return false;
   }
-  golden.tile.assign(tile[0].bytes, tile[0].bytes + WholeBytes(layout));
+  golden.tile.assign(tile[0].bytes, tile[0].bytes + TileAndSummaryBytes(layout));
   return true;
 }
 
@@ -252,7 +252,7 @@ std::optional<GoldenTile> ParseGolden(const std::vector<std::byte>& bytes) {
   golden.type = static_cast<ElementType>(reader.Value<std::uint8_t>());
   reader.Value<std::uint8_t>();
   golden.rows = reader.Value<std::uint32_t>();
-  if (!reader.good || WhyNotServed(shape) != nullptr || golden.rows == 0 ||
+  if (!reader.good || UnsupportedReason(shape) != nullptr || golden.rows == 0 ||
       golden.rows > kTileEntries || !IsElementType(static_cast<std::uint8_t>(golden.type))) {
     return std::nullopt;
   }
@@ -261,7 +261,7 @@ std::optional<GoldenTile> ParseGolden(const std::vector<std::byte>& bytes) {
   reader.Array(golden.values, elements * ElementBytes(golden.type));
   reader.Array(golden.weights, shape.weights ? golden.rows : 0);
   reader.Array(golden.positions, shape.positions ? golden.rows : 0);
-  reader.Array(golden.tile, WholeBytes(LayoutOf(shape)));
+  reader.Array(golden.tile, TileAndSummaryBytes(LayoutOf(shape)));
   reader.Array(golden.decoded_keys, std::size_t{golden.rows} * shape.key.channels);
   reader.Array(golden.decoded_values, std::size_t{golden.rows} * shape.value.channels);
   if (!reader.good || reader.at != bytes.size()) return std::nullopt;

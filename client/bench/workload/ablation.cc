@@ -89,7 +89,7 @@ absl::Status MeasureMasks(const Examination& examination, const std::vector<Stra
 
 }  // namespace
 
-Difference ErrorsBeyond(const Score& a, const Score& b) {
+Difference ErrorDifference(const Score& a, const Score& b) {
   TESSERA_CHECK(a.errors.size() == b.errors.size(), "both scores have the same queries");
   const auto count = static_cast<double>(a.errors.size());
   Difference difference;

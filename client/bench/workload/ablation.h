@@ -25,7 +25,7 @@ struct Difference {
   double mean = 0;
   double standard_error = 0;
 };
-Difference ErrorsBeyond(const Score& a, const Score& b);
+Difference ErrorDifference(const Score& a, const Score& b);
 
 // Queries at the end of generated rows, and their exact attention. The rows must outlive it.
 class Examination {

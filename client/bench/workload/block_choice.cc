@@ -51,7 +51,7 @@ absl::Status SummarisedLane::Add(const kernels::LaneRows& rows, const kernels::T
     operations.prepare_encode(shape, rows.keys.type, rotation, prepared.data());
   }
   const auto entries = static_cast<std::uint32_t>(rows.keys.count);
-  const std::uint64_t stride = (kernels::WholeBytes(layout) + 63) / 64 * 64;
+  const std::uint64_t stride = (kernels::TileAndSummaryBytes(layout) + 63) / 64 * 64;
   const std::uint32_t tiles = (entries + kTileEntries - 1) / kTileEntries;
   Segment segment;
   segment.tiles.resize(tiles * stride);
@@ -70,7 +70,7 @@ absl::Status SummarisedLane::Add(const kernels::LaneRows& rows, const kernels::T
                             .layout = layout,
                             .prepared = prepared.empty() ? nullptr : prepared.data(),
                             .tile = tile,
-                            .summaries = kernels::SummariesBehind(tile, layout)})) {
+                            .summaries = kernels::SummariesAfter(tile, layout)})) {
       return absl::InternalError(Concat("encoding the tile of entry ", first, " failed"));
     }
   }

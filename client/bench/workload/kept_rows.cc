@@ -117,7 +117,7 @@ absl::StatusOr<KeptRows> ThroughTiles(const kernels::LaneRows& rows,
   const kernels::TileLayout layout = kernels::LayoutOf(shape);
   kernels::AlignedBytes prepared(operations.prepared_bytes(shape, rows.keys.type));
   operations.prepare_encode(shape, rows.keys.type, rotation, prepared.data());
-  kernels::AlignedBytes tile(kernels::WholeBytes(layout));
+  kernels::AlignedBytes tile(kernels::TileAndSummaryBytes(layout));
   const std::uint32_t padded = kernels::PaddedChannels(shape);
   const auto side = [&](const std::byte* matrix, const kernels::RowShape& row) -> Side {
     return {matrix, rotation.type, row.channels, shape.head_dim, padded};
@@ -144,7 +144,7 @@ absl::StatusOr<KeptRows> ThroughTiles(const kernels::LaneRows& rows,
                             .layout = layout,
                             .prepared = prepared.data(),
                             .tile = tile.data(),
-                            .summaries = kernels::SummariesBehind(tile.data(), layout)})) {
+                            .summaries = kernels::SummariesAfter(tile.data(), layout)})) {
       return absl::InternalError(Concat("encoding the tile of entry ", first, " failed"));
     }
     operations.decode({.tile = tile.data(),

@@ -68,7 +68,7 @@ absl::StatusOr<FirstToken> Decode(client::Worker& worker, client::Sequence& sequ
 
 // ---- child side
 
-absl::Status RunSharingWorker(const std::string& address, const SharedHead& head) {
+absl::Status RunSharingWorker(const std::string& address, const SharedPrefix& head) {
   absl::StatusOr<std::unique_ptr<client::Worker>> worker =
       client::Worker::Attach({.address = address, .worker_name = "bench"});
   if (!worker.ok()) return worker.status();
@@ -105,7 +105,7 @@ absl::Status RunSharingWorker(const std::string& address, const SharedHead& head
 // ---- parent side
 
 absl::StatusOr<std::unique_ptr<SharingWorker>> SharingWorker::Start(const std::string& address,
-                                                                    const SharedHead& head) {
+                                                                    const SharedPrefix& head) {
   absl::StatusOr<std::unique_ptr<WorkerProcess>> process =
       WorkerProcess::Start({"bench", "sharing-worker", Concat("--address=", address),
                             Concat("--layers=", head.layers), Concat("--tokens=", head.tokens)});

@@ -14,7 +14,7 @@
 
 namespace tessera::cli::bench {
 
-struct SharedHead {
+struct SharedPrefix {
   std::uint32_t layers = 1;
   std::uint32_t tokens = 0;
 };
@@ -47,7 +47,7 @@ class SharingWorker {
  public:
   // Returns once the process is attached.
   static absl::StatusOr<std::unique_ptr<SharingWorker>> Start(const std::string& address,
-                                                              const SharedHead& head);
+                                                              const SharedPrefix& head);
   // Match, Fork and one step. The process keeps the fork.
   absl::StatusOr<JoinTimes> Join();
 
@@ -57,6 +57,6 @@ class SharingWorker {
 };
 
 // Child side.
-absl::Status RunSharingWorker(const std::string& address, const SharedHead& head);
+absl::Status RunSharingWorker(const std::string& address, const SharedPrefix& head);
 
 }  // namespace tessera::cli::bench

@@ -176,7 +176,7 @@ Tokens RecallDocument::FillerSentence() {
 }
 
 // Filler with the requested name and object could contradict the needle.
-bool RecallDocument::TellsOfTheAsked(const Tokens& sentence) const {
+bool RecallDocument::ContradictsAnswer(const Tokens& sentence) const {
   return asked_.has_value() && sentence.size() > 3 && sentence[0] == asked_->first &&
          std::find(sentence.begin(), sentence.end(), asked_->second) != sentence.end();
 }
@@ -189,7 +189,7 @@ Tokens RecallDocument::Context(std::int64_t budget) {
     Tokens sentence = FillerSentence();
     const std::int64_t end = ends.back() + static_cast<std::int64_t>(sentence.size());
     if (end > budget) break;
-    if (TellsOfTheAsked(sentence)) continue;
+    if (ContradictsAnswer(sentence)) continue;
     sentences.push_back(std::move(sentence));
     ends.push_back(end);
   }

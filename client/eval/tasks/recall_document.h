@@ -42,7 +42,7 @@ class RecallDocument {
   Tokens AddFact(TokenId key, std::optional<double> depth);
   void AddOtherFacts(std::size_t count);
   Tokens FillerSentence();
-  bool TellsOfTheAsked(const Tokens& sentence) const;
+  bool ContradictsAnswer(const Tokens& sentence) const;
   void Ask(const Tokens& begin, const Tokens& middle);
 
   const RecallWords& words_;

@@ -57,22 +57,22 @@ absl::Status CheckAttention(std::uint32_t index, const LayerSpec& layer) {
 
 // Keeps angles exact: even for positions 2^32 apart, the angle stays far below the range in which a
 // double loses its fraction.
-constexpr double kMostFrequency = 1024;
+constexpr double kMaxFrequency = 1024;
 
 absl::Status CheckFrequencies(const ModelSpec& spec) {
   const std::vector<double>& frequencies = spec.rope_frequencies;
   for (std::size_t i = 0; i < frequencies.size(); ++i) {
-    if (frequencies[i] >= 0 && frequencies[i] <= kMostFrequency) continue;  // not NaN
+    if (frequencies[i] >= 0 && frequencies[i] <= kMaxFrequency) continue;  // not NaN
     return absl::InvalidArgumentError(Concat("rope frequency ", i, " is ", frequencies[i],
-                                             "; it must be between 0 and ", kMostFrequency,
+                                             "; it must be between 0 and ", kMaxFrequency,
                                              ", in radians per position"));
   }
   // Frequencies derived from theta range from 1 down to almost 1 / theta.
   const double factor = spec.rope_scaling_factor > 0 ? spec.rope_scaling_factor : 1;
-  if (spec.rope_theta > 0 && std::max(1.0, 1 / spec.rope_theta) / factor > kMostFrequency) {
+  if (spec.rope_theta > 0 && std::max(1.0, 1 / spec.rope_theta) / factor > kMaxFrequency) {
     return absl::InvalidArgumentError(
         Concat("rope theta ", spec.rope_theta, " with scaling factor ", spec.rope_scaling_factor,
-               " yields frequencies above ", kMostFrequency, " radians per position"));
+               " yields frequencies above ", kMaxFrequency, " radians per position"));
   }
   if (frequencies.empty()) return absl::OkStatus();
   for (std::size_t i = 0; i < spec.layers.size(); ++i) {

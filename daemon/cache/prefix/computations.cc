@@ -57,7 +57,7 @@ ComputationId Computations::Add(Computation computation, bool& dropped) {
     }
     if (held++ == 0) oldest = it;
   }
-  dropped = held >= kMostOfASession;
+  dropped = held >= kMaxPerSession;
   if (dropped) computations_.erase(oldest);
   computations_.push_back(std::move(computation));
   return computations_.back().id;

@@ -38,7 +38,7 @@ class TokenList {
 class Computations {
  public:
   // Per session; beyond it, the oldest computation is dropped.
-  static constexpr std::size_t kMostOfASession = 64;
+  static constexpr std::size_t kMaxPerSession = 64;
 
   struct Computation {
     ComputationId id;

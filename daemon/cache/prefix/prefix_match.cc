@@ -12,7 +12,7 @@ namespace tessera::cache {
 std::uint64_t PrefixStore::Match(Question question, Done done) {
   const auto tokens = std::make_shared<TokenList>(std::move(question.ids));
   TESSERA_CHECK(!tokens->ids.empty(), "the caller checked that there are ids");
-  Aftermath after(*this);
+  DeferredWork after(*this);
   MutexLock lock(mutex_);
   const auto answer = [&](absl::StatusOr<Answer> found) {
     after.answers.emplace_back(std::move(done), std::move(found));
@@ -38,7 +38,7 @@ std::uint64_t PrefixStore::Match(Question question, Done done) {
     }
   }
   const bool may_wait = question.wait > Clock::Duration::zero() &&
-                        waiting_.size() < kMostQuestions && Remember(*tokens).ok();
+                        waiting_.size() < kMaxQuestions && Remember(*tokens).ok();
   if (std::optional<Answer> found = TryAnswer(asked, may_wait, now, after)) {
     answer(*found);
     // Other ranks may be waiting for the answer that was just agreed on.
@@ -62,14 +62,14 @@ absl::Status PrefixStore::Remember(TokenList& tokens) {
 }
 
 void PrefixStore::Cancel(std::uint64_t ticket) {
-  Aftermath after(*this);
+  DeferredWork after(*this);
   MutexLock lock(mutex_);
   Refuse([ticket](const Waiting& question) { return question.ticket == ticket; },
          absl::CancelledError("the caller cancelled the request"), after);
 }
 
 void PrefixStore::Refuse(const std::function<bool(const Waiting&)>& whom, const absl::Status& why,
-                         Aftermath& after) {
+                         DeferredWork& after) {
   for (auto it = waiting_.begin(); it != waiting_.end();) {
     if (!whom(*it)) {
       ++it;
@@ -109,7 +109,8 @@ std::uint64_t PrefixStore::Longest(const Waiting& question, bool computed_too) c
 }
 
 std::optional<PrefixStore::Answer> PrefixStore::TryAnswer(Waiting& question, bool may_wait,
-                                                          Clock::TimePoint now, Aftermath& after) {
+                                                          Clock::TimePoint now,
+                                                          DeferredWork& after) {
   Agreement* const agreement = question.agreement.get();
   const std::uint64_t computed = Longest(question, /*computed_too=*/true);
   std::uint64_t found = 0;
@@ -162,7 +163,7 @@ void PrefixStore::Count(const Waiting& question, const Answer& answer) {
                             : counted_.matches_nothing);
 }
 
-void PrefixStore::Settle(Clock::TimePoint now, Aftermath& after) {
+void PrefixStore::Settle(Clock::TimePoint now, DeferredWork& after) {
   // An answer for one rank of a group may complete questions earlier in the list.
   for (bool again = true; again;) {
     again = false;
@@ -181,7 +182,8 @@ void PrefixStore::Settle(Clock::TimePoint now, Aftermath& after) {
 
 // ---- groups
 
-absl::Status PrefixStore::JoinAgreement(Waiting& question, Clock::TimePoint now, Aftermath& after) {
+absl::Status PrefixStore::JoinAgreement(Waiting& question, Clock::TimePoint now,
+                                        DeferredWork& after) {
   std::size_t held = 0;
   auto oldest = agreements_.end();
   for (auto it = agreements_.begin(); it != agreements_.end(); ++it) {
@@ -197,7 +199,7 @@ absl::Status PrefixStore::JoinAgreement(Waiting& question, Clock::TimePoint now,
     if (oldest == agreements_.end() && agreement.found.has_value()) oldest = it;
   }
   if (absl::Status status = Remember(*question.tokens); !status.ok()) return status;
-  if (held >= kMostAgreed && oldest != agreements_.end()) Forget(oldest, after);
+  if (held >= kMaxAgreementsPerGroup && oldest != agreements_.end()) Forget(oldest, after);
   const std::size_t ranks = question.chains.size();
   question.agreement = std::make_shared<Agreement>();
   question.agreement->asker = question.asker;
@@ -212,7 +214,7 @@ absl::Status PrefixStore::JoinAgreement(Waiting& question, Clock::TimePoint now,
 }
 
 void PrefixStore::Agree(Agreement& agreement, const Waiting& question, std::uint64_t found,
-                        Clock::TimePoint now, Aftermath& after) {
+                        Clock::TimePoint now, DeferredWork& after) {
   agreement.found = found;
   agreement.until = now + kAgreed;
   DueAt(agreement.until, after);
@@ -227,7 +229,7 @@ void PrefixStore::Agree(Agreement& agreement, const Waiting& question, std::uint
 }
 
 void PrefixStore::Forget(std::list<std::shared_ptr<Agreement>>::iterator agreement,
-                         Aftermath& after) {
+                         DeferredWork& after) {
   for (std::shared_ptr<Prefix>& owed : (*agreement)->owed) {
     if (owed == nullptr) continue;
     LetGo(owed, after);
@@ -239,7 +241,7 @@ void PrefixStore::Forget(std::list<std::shared_ptr<Agreement>>::iterator agreeme
 // ---- found prefixes are kept
 
 void PrefixStore::KeepFor(SessionId session, const std::shared_ptr<Prefix>& prefix,
-                          Clock::TimePoint now, Aftermath& after) {
+                          Clock::TimePoint now, DeferredWork& after) {
   PrefixSet::Entry* const entry = set_.Find(prefix->id());
   if (entry != nullptr) set_.Touch(*entry, now);
   std::list<Kept>& found = kept_[session];
@@ -248,7 +250,7 @@ void PrefixStore::KeepFor(SessionId session, const std::shared_ptr<Prefix>& pref
     kept->until = now + kKept;
     return;
   }
-  if (found.size() >= kMostKept) {
+  if (found.size() >= kMaxKeptPerSession) {
     LetGo(found.front().prefix, after);
     found.pop_front();
   }
@@ -258,7 +260,7 @@ void PrefixStore::KeepFor(SessionId session, const std::shared_ptr<Prefix>& pref
 }
 
 // The caller still holds the pointer, so nothing is freed here.
-void PrefixStore::LetGo(const std::shared_ptr<Prefix>& prefix, Aftermath& after) {
+void PrefixStore::LetGo(const std::shared_ptr<Prefix>& prefix, DeferredWork& after) {
   after.gone.push_back(prefix);
   PrefixSet::Entry* const entry = set_.Find(prefix->id());
   if (entry == nullptr || --entry->kept > 0 || !entry->expiry().has_value()) return;

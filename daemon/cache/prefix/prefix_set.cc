@@ -10,7 +10,7 @@
 namespace tessera::cache {
 
 absl::Status PrefixSet::Add(std::shared_ptr<Prefix> prefix, PrefixIndex::Ids ids,
-                            const PrefixLife& life, Clock::TimePoint now, GonePrefixes& gone) {
+                            const PrefixLife& life, Clock::TimePoint now, DroppedPrefixes& gone) {
   if (entries_.size() >= options_.max_prefixes && !DropLeastRecentlyUsed(gone)) {
     const auto pinned = std::count_if(entries_.begin(), entries_.end(),
                                       [](const Entry& entry) { return entry.life.pinned; });
@@ -61,7 +61,7 @@ void PrefixSet::Extend(Entry& entry, const PrefixLife& life) {
   List(entry);
 }
 
-void PrefixSet::Drop(PrefixId id, DropReason why, GonePrefixes& gone) {
+void PrefixSet::Drop(PrefixId id, DropReason why, DroppedPrefixes& gone) {
   const auto it = by_id_.find(id);
   TESSERA_CHECK(it != by_id_.end(), "only a published prefix can be dropped");
   Unlist(*it->second);
@@ -73,7 +73,7 @@ void PrefixSet::Drop(PrefixId id, DropReason why, GonePrefixes& gone) {
   ++dropped_[static_cast<std::size_t>(why)];
 }
 
-bool PrefixSet::DropLeastRecentlyUsed(GonePrefixes& gone) {
+bool PrefixSet::DropLeastRecentlyUsed(DroppedPrefixes& gone) {
   const auto it = std::find_if(entries_.begin(), entries_.end(),
                                [](const Entry& entry) { return entry.droppable(); });
   if (it == entries_.end()) return false;
@@ -81,7 +81,7 @@ bool PrefixSet::DropLeastRecentlyUsed(GonePrefixes& gone) {
   return true;
 }
 
-std::optional<Clock::TimePoint> PrefixSet::Expire(Clock::TimePoint now, GonePrefixes& gone) {
+std::optional<Clock::TimePoint> PrefixSet::Expire(Clock::TimePoint now, DroppedPrefixes& gone) {
   for (auto it = expiries_.begin(); it != expiries_.end();) {
     const auto [expiry, id] = *it++;
     // A prefix in use is reconsidered when its last user is gone.
@@ -92,7 +92,7 @@ std::optional<Clock::TimePoint> PrefixSet::Expire(Clock::TimePoint now, GonePref
   return std::nullopt;
 }
 
-void PrefixSet::Clear(GonePrefixes& gone) {
+void PrefixSet::Clear(DroppedPrefixes& gone) {
   while (!entries_.empty()) Drop(entries_.front().prefix->id(), DropReason::kFreed, gone);
 }
 

@@ -21,7 +21,7 @@
 
 namespace tessera::cache {
 
-using GonePrefixes = std::vector<std::shared_ptr<Prefix>>;
+using DroppedPrefixes = std::vector<std::shared_ptr<Prefix>>;
 
 enum class DropReason : std::uint8_t {
   kExpired,            // its time to live has passed
@@ -59,7 +59,7 @@ class PrefixSet {
   // No prefix with exactly these ids may exist. At the limit, evicts the least recently used one.
   // RESOURCE_EXHAUSTED: none may be evicted, or the index has no room.
   absl::Status Add(std::shared_ptr<Prefix> prefix, PrefixIndex::Ids ids, const PrefixLife& life,
-                   Clock::TimePoint now, GonePrefixes& gone);
+                   Clock::TimePoint now, DroppedPrefixes& gone);
   // Null if it is not published.
   Entry* Find(PrefixId id);
   const Entry* Find(PrefixId id) const { return const_cast<PrefixSet*>(this)->Find(id); }
@@ -67,13 +67,13 @@ class PrefixSet {
   void Touch(Entry& entry, Clock::TimePoint now);
   // Extends the entry's life if `life` is longer.
   void Extend(Entry& entry, const PrefixLife& life);
-  void Drop(PrefixId id, DropReason why, GonePrefixes& gone);
+  void Drop(PrefixId id, DropReason why, DroppedPrefixes& gone);
   // Drops the least recently used prefix that is droppable. Returns false if there is none.
-  bool DropLeastRecentlyUsed(GonePrefixes& gone);
+  bool DropLeastRecentlyUsed(DroppedPrefixes& gone);
   // Drops expired prefixes, and returns the time of the next expiry. Visits only prefixes that are
   // due, the next one, and those in use before it.
-  std::optional<Clock::TimePoint> Expire(Clock::TimePoint now, GonePrefixes& gone);
-  void Clear(GonePrefixes& gone);
+  std::optional<Clock::TimePoint> Expire(Clock::TimePoint now, DroppedPrefixes& gone);
+  void Clear(DroppedPrefixes& gone);
 
   const PrefixIndex& index() const { return index_; }
   // Least recently used first.

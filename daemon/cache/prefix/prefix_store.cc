@@ -31,7 +31,7 @@ PrefixStore::PrefixStore(const Options& options)
             .tenant = options.tenant}) {}
 
 PrefixStore::~PrefixStore() {
-  Aftermath after(*this);
+  DeferredWork after(*this);
   MutexLock lock(mutex_);
   Refuse([](const Waiting&) { return true; },
          WithCause(absl::UnavailableError("the daemon is shutting down"), ErrorCause::kDraining),
@@ -45,7 +45,7 @@ PrefixStore::~PrefixStore() {
   after.attention = false;
 }
 
-PrefixStore::Aftermath::~Aftermath() {
+PrefixStore::DeferredWork::~DeferredWork() {
   for (auto& [done, answer] : answers) std::move(done)(std::move(answer));
   if (attention && store.options_.on_attention) store.options_.on_attention();
 }
@@ -59,7 +59,7 @@ void PrefixStore::SessionOpened(SessionId id, Place place) {
 }
 
 void PrefixStore::SessionEnded(SessionId id) {
-  Aftermath after(*this);
+  DeferredWork after(*this);
   MutexLock lock(mutex_);
   const auto it = places_.find(id);
   if (it == places_.end()) return;
@@ -134,7 +134,7 @@ std::shared_ptr<Prefix> PrefixStore::Find(const PrefixChain& chain, Ids ids) con
 absl::StatusOr<PrefixStore::Published> PrefixStore::Publish(Publication publication) {
   const std::uint64_t tile_bytes =
       publication.frozen == nullptr ? 0 : publication.frozen->Describe(/*lanes=*/false).tile_bytes;
-  Aftermath after(*this);
+  DeferredWork after(*this);
   std::shared_ptr<Prefix> prefix;  // outlives the lock, whether published or not
   MutexLock lock(mutex_);
   const absl::StatusOr<Place> place = PlaceOf(publication.session);
@@ -198,7 +198,7 @@ absl::StatusOr<PrefixStore::ForFork> PrefixStore::TakeForFork(PrefixId id, Sessi
 }
 
 void PrefixStore::Forked(PrefixId id, SessionId session) {
-  Aftermath after(*this);
+  DeferredWork after(*this);
   MutexLock lock(mutex_);
   const auto found = kept_.find(session);
   Kept* const kept = found == kept_.end() ? nullptr : FindKept(found->second, id);
@@ -216,7 +216,7 @@ void PrefixStore::ForkEnded() {
 // ---- dropping
 
 bool PrefixStore::Free(PrefixId id) {
-  Aftermath after(*this);
+  DeferredWork after(*this);
   MutexLock lock(mutex_);
   if (set_.Find(id) == nullptr) return false;
   set_.Drop(id, DropReason::kFreed, after.gone);
@@ -224,7 +224,7 @@ bool PrefixStore::Free(PrefixId id) {
 }
 
 std::optional<std::uint64_t> PrefixStore::DropLeastRecentlyUsed() {
-  GonePrefixes gone;
+  DroppedPrefixes gone;
   {
     MutexLock lock(mutex_);
     if (!set_.DropLeastRecentlyUsed(gone)) return std::nullopt;
@@ -234,14 +234,14 @@ std::optional<std::uint64_t> PrefixStore::DropLeastRecentlyUsed() {
 }
 
 bool PrefixStore::Withdraw(ComputationId computation, SessionId session) {
-  Aftermath after(*this);
+  DeferredWork after(*this);
   MutexLock lock(mutex_);
   if (!computations_.Withdraw(computation, session)) return false;
   Settle(options_.clock->Now(), after);
   return true;
 }
 
-void PrefixStore::DueAt(Clock::TimePoint when, Aftermath& after) {
+void PrefixStore::DueAt(Clock::TimePoint when, DeferredWork& after) {
   const std::int64_t wanted = when.time_since_epoch().count();
   std::int64_t due = due_.load();
   while (wanted < due && !due_.compare_exchange_weak(due, wanted)) {
@@ -257,7 +257,7 @@ std::optional<Clock::Duration> PrefixStore::Sweep() {
     return std::max(Clock::Duration(due) - now.time_since_epoch(), Clock::Duration::zero());
   };
   if (due_.load() > now.time_since_epoch().count()) return left();
-  Aftermath after(*this);
+  DeferredWork after(*this);
   {
     MutexLock lock(mutex_);
     due_.store(kNever);  // later calls that lower it take effect in the next sweep

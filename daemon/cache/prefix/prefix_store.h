@@ -10,7 +10,7 @@
 // it. Time advances only in Sweep, by the injected clock.
 //
 // Thread-safe. `mutex_` is a leaf except for the account's lock. No memory is freed and no callback
-// runs under it; the call that caused them does both after releasing it (Aftermath).
+// runs under it; the call that caused them does both after releasing it (DeferredWork).
 #pragma once
 
 #include <array>
@@ -53,12 +53,13 @@ class PrefixStore {
   // How long a found prefix is kept for a session that has not forked it yet.
   static constexpr Clock::Duration kKept = std::chrono::seconds(30);
   // Per session; beyond it, the oldest is released.
-  static constexpr std::size_t kMostKept = 64;
+  static constexpr std::size_t kMaxKeptPerSession = 64;
   // How long an agreed answer waits for the remaining ranks of a group.
   static constexpr Clock::Duration kAgreed = std::chrono::seconds(30);
-  static constexpr std::size_t kMostAgreed = 256;     // per group; beyond it, the oldest is dropped
-  static constexpr std::size_t kMostQuestions = 256;  // waiting; more are answered at once
-  static constexpr std::uint32_t kMostRanks = 1024;
+  static constexpr std::size_t kMaxAgreementsPerGroup =
+      256;                                           // per group; beyond it, the oldest is dropped
+  static constexpr std::size_t kMaxQuestions = 256;  // waiting; more are answered at once
+  static constexpr std::uint32_t kMaxRanks = 1024;
 
   struct Options {
     std::string tenant;
@@ -212,12 +213,12 @@ class PrefixStore {
     Clock::TimePoint until;
   };
   // Work that a call does after it releases the lock: first answers, then frees.
-  struct Aftermath {
-    explicit Aftermath(const PrefixStore& of) : store(of) {}
-    ~Aftermath();
+  struct DeferredWork {
+    explicit DeferredWork(const PrefixStore& of) : store(of) {}
+    ~DeferredWork();
     const PrefixStore& store;
     bool attention = false;
-    GonePrefixes gone;
+    DroppedPrefixes gone;
     std::vector<std::pair<Done, absl::StatusOr<Answer>>> answers;
   };
 
@@ -226,30 +227,30 @@ class PrefixStore {
   static std::vector<PrefixChain> ChainsOf(const PrefixScope& scope, const Place& place);
   // Charges a list once, before it is remembered.
   absl::Status Remember(TokenList& tokens);
-  void DueAt(Clock::TimePoint when, Aftermath& after);
+  void DueAt(Clock::TimePoint when, DeferredWork& after);
   void ForkEnded();
 
   // prefix_match.cc
-  absl::Status JoinAgreement(Waiting& question, Clock::TimePoint now, Aftermath& after)
+  absl::Status JoinAgreement(Waiting& question, Clock::TimePoint now, DeferredWork& after)
       TESSERA_REQUIRES(mutex_);
   // Number of leading tokens that all ranks have, or (computed_too) will have once announced
   // computations are published.
   std::uint64_t Longest(const Waiting& question, bool computed_too) const TESSERA_REQUIRES(mutex_);
   // nullopt: the question continues to wait.
   std::optional<Answer> TryAnswer(Waiting& question, bool may_wait, Clock::TimePoint now,
-                                  Aftermath& after) TESSERA_REQUIRES(mutex_);
+                                  DeferredWork& after) TESSERA_REQUIRES(mutex_);
   void Agree(Agreement& agreement, const Waiting& question, std::uint64_t found,
-             Clock::TimePoint now, Aftermath& after) TESSERA_REQUIRES(mutex_);
+             Clock::TimePoint now, DeferredWork& after) TESSERA_REQUIRES(mutex_);
   void Count(const Waiting& question, const Answer& answer) TESSERA_REQUIRES(mutex_);
   // Answers every question that can be answered by now.
-  void Settle(Clock::TimePoint now, Aftermath& after) TESSERA_REQUIRES(mutex_);
+  void Settle(Clock::TimePoint now, DeferredWork& after) TESSERA_REQUIRES(mutex_);
   void Refuse(const std::function<bool(const Waiting&)>& whom, const absl::Status& why,
-              Aftermath& after) TESSERA_REQUIRES(mutex_);
+              DeferredWork& after) TESSERA_REQUIRES(mutex_);
   void KeepFor(SessionId session, const std::shared_ptr<Prefix>& prefix, Clock::TimePoint now,
-               Aftermath& after) TESSERA_REQUIRES(mutex_);
+               DeferredWork& after) TESSERA_REQUIRES(mutex_);
   static Kept* FindKept(std::list<Kept>& found, PrefixId id);
-  void LetGo(const std::shared_ptr<Prefix>& prefix, Aftermath& after) TESSERA_REQUIRES(mutex_);
-  void Forget(std::list<std::shared_ptr<Agreement>>::iterator agreement, Aftermath& after)
+  void LetGo(const std::shared_ptr<Prefix>& prefix, DeferredWork& after) TESSERA_REQUIRES(mutex_);
+  void Forget(std::list<std::shared_ptr<Agreement>>::iterator agreement, DeferredWork& after)
       TESSERA_REQUIRES(mutex_);
 
   const Options options_;

@@ -15,7 +15,7 @@ namespace {
 std::size_t TilesOf(std::uint64_t entries) { return (entries + kTileEntries - 1) / kTileEntries; }
 
 // Tiles per batch when the device cannot read the daemon's memory and rows are uploaded.
-constexpr std::size_t kTilesOnTheWay = 256;
+constexpr std::size_t kUploadBatchTiles = 256;
 
 // Uploads rows to dense tiles in memory that the device can read.
 absl::Status Upload(const TenantMemory& memory, const HostRows& rows,
@@ -83,10 +83,10 @@ HostRows Slice(const HostRows& rows, std::uint64_t first, std::uint64_t count) {
 
 // Uploads weights and positions for a device that cannot read the daemon's memory. Holds as many of
 // each as the tiles of one batch need.
-class WordsOnTheWay {
+class UploadedWords {
  public:
-  static absl::StatusOr<WordsOnTheWay> Reserve(const TenantMemory& memory, const HostRows& rows) {
-    WordsOnTheWay words;
+  static absl::StatusOr<UploadedWords> Reserve(const TenantMemory& memory, const HostRows& rows) {
+    UploadedWords words;
     if (rows.weights == nullptr && rows.positions == nullptr) return words;
     absl::StatusOr<pool::Block> block =
         memory.pool->Allocate(2 * kBytes, pool::Fit::kExact, pool::MemoryTag::kTiles);
@@ -122,7 +122,7 @@ class WordsOnTheWay {
 
  private:
   static constexpr std::uint64_t kWordBytes = 4;
-  static constexpr std::uint64_t kBytes = kTilesOnTheWay * kTileEntries * kWordBytes;
+  static constexpr std::uint64_t kBytes = kUploadBatchTiles * kTileEntries * kWordBytes;
   pool::Block block_;
   const std::byte* weights_ = nullptr;
   const std::byte* positions_ = nullptr;
@@ -133,13 +133,13 @@ absl::StatusOr<std::optional<std::size_t>> EncodeUploaded(
     const TenantMemory& memory, const TileForm& form, const HostRows& rows,
     std::span<const device::TilePlace> tiles) {
   absl::StatusOr<std::vector<pool::Block>> way =
-      memory.pool->AllocateMany(std::min(tiles.size(), kTilesOnTheWay), rows.tile.bytes(),
+      memory.pool->AllocateMany(std::min(tiles.size(), kUploadBatchTiles), rows.tile.bytes(),
                                 pool::Fit::kExact, pool::MemoryTag::kTiles);
   if (!way.ok()) return way.status();
-  absl::StatusOr<WordsOnTheWay> words = WordsOnTheWay::Reserve(memory, rows);
+  absl::StatusOr<UploadedWords> words = UploadedWords::Reserve(memory, rows);
   if (!words.ok()) return words.status();
-  for (std::size_t done = 0; done < tiles.size(); done += kTilesOnTheWay) {
-    const std::size_t count = std::min(kTilesOnTheWay, tiles.size() - done);
+  for (std::size_t done = 0; done < tiles.size(); done += kUploadBatchTiles) {
+    const std::size_t count = std::min(kUploadBatchTiles, tiles.size() - done);
     const std::uint64_t first = done * kTileEntries;
     const HostRows some =
         Slice(rows, first, std::min<std::uint64_t>(rows.count - first, count * kTileEntries));
@@ -314,7 +314,7 @@ absl::StatusOr<std::shared_ptr<Segment>> CopyEntries(const TenantMemory& memory,
   auto copy =
       std::make_shared<Segment>(from.shape(), from.PositionOf(first), from.shared_rotations());
   copy->set_loss(from.loss());
-  if (!from.appendable()) copy->SealPlain();
+  if (!from.appendable()) copy->SealDense();
   std::vector<kernels::GatherRow> rows;
   for (std::uint32_t entry = first; entry < end; ++entry) {
     rows.push_back({.tile = from.TileData(entry / kTileEntries),
@@ -329,7 +329,7 @@ absl::StatusOr<std::shared_ptr<Segment>> CopyEntries(const TenantMemory& memory,
   return copy;
 }
 
-absl::Status ReadPlain(const TenantMemory& memory, const HeldSegment& held,
+absl::Status ReadDense(const TenantMemory& memory, const HeldSegment& held,
                        const kernels::DenseTile& tile, std::byte* keys, std::byte* values) {
   for (std::uint32_t entry = 0; entry < held.entries; entry += kTileEntries) {
     const std::size_t bytes = std::min(kTileEntries, held.entries - entry) * tile.row_bytes();

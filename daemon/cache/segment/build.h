@@ -72,7 +72,7 @@ absl::StatusOr<std::shared_ptr<Segment>> CopyEntries(const TenantMemory& memory,
                                                      std::uint32_t end);
 
 // Copies the rows that a lane shows of an unpacked segment to host memory.
-absl::Status ReadPlain(const TenantMemory& memory, const HeldSegment& held,
+absl::Status ReadDense(const TenantMemory& memory, const HeldSegment& held,
                        const kernels::DenseTile& tile, std::byte* keys, std::byte* values);
 
 }  // namespace tessera::cache

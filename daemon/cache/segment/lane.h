@@ -38,8 +38,8 @@ struct HeldSegment {
       ref.rotations = rotations->block.offset();
       ref.rotation_type = static_cast<std::uint8_t>(rotations->type);
       ref.flags = static_cast<std::uint8_t>(
-          ref.flags | (rotations->turns_keys ? shm::kSegmentTurnsKeys : 0) |
-          (rotations->turns_values ? shm::kSegmentTurnsValues : 0));
+          ref.flags | (rotations->turns_keys ? shm::kSegmentRotatesKeys : 0) |
+          (rotations->turns_values ? shm::kSegmentRotatesValues : 0));
     }
     return ref;
   }
@@ -62,7 +62,7 @@ struct Lane {
   // Sequence::Recode is encoding the newest segments.
   bool recoding = false;
   // Refers to the last truncation: true once no reader can see the entries it cut off.
-  std::shared_ptr<const std::atomic<bool>> cut_drained;
+  std::shared_ptr<const std::atomic<bool>> cut_readers_done;
   // Counts cuts and drops of entries. A token policy compares it to detect that the entries it
   // chose among have changed.
   std::uint64_t losses = 0;
@@ -83,7 +83,8 @@ struct Lane {
     // use_count alone does not synchronize: releasing a copy orders us after all former holders.
     std::shared_ptr<Segment>(segments.back().segment).reset();
     const HeldSegment& last = segments.back();
-    return last.entries == last.segment->filled() || (cut_drained != nullptr && *cut_drained);
+    return last.entries == last.segment->filled() ||
+           (cut_readers_done != nullptr && *cut_readers_done);
   }
 
   std::uint64_t tile_bytes() const {

@@ -59,7 +59,7 @@ std::shared_ptr<Segment> Segment::WithoutTiles(std::shared_ptr<const Rotations> 
 void Segment::TakeNotesOf(const Segment& other) {
   MutexLock others_lock(other.notes_mutex_);
   MutexLock lock(notes_mutex_);
-  left_plain_under_ = other.left_plain_under_;
+  kept_dense_under_ = other.kept_dense_under_;
 }
 
 pool::Block Segment::AddTiles(Tiles tiles, pool::Block larger_table) {

@@ -94,9 +94,9 @@ class Segment {
   // True if single rows can be appended.
   bool appendable() const { return plain() && !sealed_.load(std::memory_order_relaxed); }
   // True if it waits for a strategy: dense, or encoded with another segment's strategy.
-  bool open_to_strategy() const { return raw_ != nullptr ? !raw_->dropped() : appendable(); }
+  bool waits_for_strategy() const { return raw_ != nullptr ? !raw_->dropped() : appendable(); }
   // Marks dense rows as final.
-  void SealPlain() { sealed_.store(true, std::memory_order_relaxed); }
+  void SealDense() { sealed_.store(true, std::memory_order_relaxed); }
 
   SegmentLoss loss() const { return loss_; }
   // Call only before the segment is shared.
@@ -137,13 +137,13 @@ class Segment {
   // Records that this segment begins the end of a prompt that is too short for its own segment, and
   // that the previous strategy loses too much on it under that policy (canonical form). The rows
   // then wait, dense, for their own strategy. All holders of the segment see the note.
-  void LeavePlainUnder(const std::string& policy) {
+  void MarkKeptDense(const std::string& policy) {
     MutexLock lock(notes_mutex_);
-    left_plain_under_ = policy;
+    kept_dense_under_ = policy;
   }
-  bool LeftPlainUnder(std::string_view policy) const {
+  bool IsKeptDense(std::string_view policy) const {
     MutexLock lock(notes_mutex_);
-    return left_plain_under_.has_value() && *left_plain_under_ == policy;
+    return kept_dense_under_.has_value() && *kept_dense_under_ == policy;
   }
   // Copies the notes of `other`, whose first rows this segment copies. Call only before it is
   // shared.
@@ -199,7 +199,7 @@ class Segment {
   };
   std::vector<Rewrite> rewritten_ TESSERA_GUARDED_BY(notes_mutex_);
   std::shared_ptr<const SealedRows> sealed_rows_ TESSERA_GUARDED_BY(notes_mutex_);
-  std::optional<std::string> left_plain_under_ TESSERA_GUARDED_BY(notes_mutex_);
+  std::optional<std::string> kept_dense_under_ TESSERA_GUARDED_BY(notes_mutex_);
   static constexpr std::size_t kWordBytes = sizeof(std::uint64_t);
   bool has_summaries() const { return shape_.summary != kernels::Summary::kNone; }
   // Number of tiles that the table can list.

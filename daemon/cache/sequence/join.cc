@@ -50,7 +50,7 @@ absl::StatusOr<HeldSegment> Joined(const TenantMemory& memory,
       std::make_shared<Segment>(first.shape(), first.first_position(), first.shared_rotations());
   segment->set_loss(first.loss());
   segment->TakeNotesOf(first);
-  if (!first.appendable()) segment->SealPlain();
+  if (!first.appendable()) segment->SealDense();
   std::vector<device::WordStore> words;
   if (absl::Status status = ReserveTiles(memory, entries, *segment, words); !status.ok()) {
     return status;
@@ -133,7 +133,8 @@ absl::Status CopyRows(const TenantMemory& memory, std::span<const RowsCopy> copi
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::optional<LaneSwap>> JoinShort(const TenantMemory& memory, const OpenRun& run) {
+absl::StatusOr<std::optional<LaneSwap>> JoinShortSegments(const TenantMemory& memory,
+                                                          const OpenRun& run) {
   std::vector<HeldSegment> all = run.settled;
   const std::vector<HeldSegment> waiting = run.Waiting();
   all.insert(all.end(), waiting.begin(), waiting.end());

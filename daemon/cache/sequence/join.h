@@ -45,6 +45,7 @@ inline constexpr std::size_t kCrowded = shm::kMaxSegments / 2;
 // Joins consecutive short segments of equal form: work for Sequence::Recode of a whole lane.
 // Returns nullopt if there are none. Joins only the first ones if there are many rows or little
 // room; call it again for the rest.
-absl::StatusOr<std::optional<LaneSwap>> JoinShort(const TenantMemory& memory, const OpenRun& run);
+absl::StatusOr<std::optional<LaneSwap>> JoinShortSegments(const TenantMemory& memory,
+                                                          const OpenRun& run);
 
 }  // namespace tessera::cache

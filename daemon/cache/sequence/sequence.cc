@@ -118,7 +118,7 @@ absl::StatusOr<std::shared_ptr<Sequence>> Sequence::Fork(SequenceId id, SessionI
   for (Lane& lane : lanes_) lane.open = lane.growing = false;  // shared from now on
   (*child)->step_begin_ = step_begin_;
   (*child)->step_end_ = step_end_;
-  if (made_by_hand()) (*child)->set_made_by_hand();
+  if (has_manual_changes()) (*child)->set_has_manual_changes();
   (*child)->set_prefix(prefix());
   return child;
 }
@@ -157,7 +157,7 @@ absl::Status Sequence::Truncate(std::uint64_t tokens, absl::FunctionRef<void()> 
   if (absl::Status status = CloseTailLocked(); !status.ok()) return status;
   before_seen();
   CutLanes(tokens, *std::move(snapshots));
-  if (tokens == 0) made_by_hand_.store(false);
+  if (tokens == 0) has_manual_changes_.store(false);
   return absl::OkStatus();
 }
 
@@ -176,7 +176,7 @@ absl::StatusOr<std::vector<pool::Block>> Sequence::ReserveSnapshots(std::size_t 
 }
 
 absl::Status Sequence::MayCut(std::uint64_t tokens) const {
-  const std::uint64_t moved = std::max(moved_.until, MovedAhead());
+  const std::uint64_t moved = std::max(moved_.until, TokensMovedAhead());
   if (tokens > 0 && tokens < moved) {
     return absl::FailedPreconditionError(
         Concat(id_.ToString(), " has moved its first ", moved,
@@ -212,7 +212,7 @@ void Sequence::CutLanes(std::uint64_t tokens, std::vector<pool::Block> snapshots
     while (!lane.segments.empty() && lane.segments.back().end_position() > tokens) {
       HeldSegment& last = lane.segments.back();
       const std::uint32_t left = last.EntriesBefore(tokens);
-      lane.cut_drained = drained;
+      lane.cut_readers_done = drained;
       lane.entries -= last.entries - left;
       lane.open = false;  // older snapshots still show rows beyond the cut
       if (!last.segment->appendable()) lane.growing = false;

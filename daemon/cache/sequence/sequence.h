@@ -121,12 +121,12 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   // this sequence holds fewer tokens in segments, has tokens at other positions, or (when either
   // has dropped entries) holds more tokens. ABORTED while it is being compressed or has rows there
   // that wait for a strategy.
-  enum class HeadTaken : std::uint8_t {
-    kHadIt,   // it already held all of these segments
-    kAll,     // all its tokens are covered
-    kBehind,  // it has further tokens after the prefix
+  enum class PrefixAdoption : std::uint8_t {
+    kAlreadyHeld,  // it already held all of these segments
+    kAll,          // all its tokens are covered
+    kHasMore,      // it has further tokens after the prefix
   };
-  absl::StatusOr<HeadTaken> TakeHeadOf(const Sequence& other);
+  absl::StatusOr<PrefixAdoption> AdoptPrefix(const Sequence& other);
 
   // Marks the sequence as derived from a prefix, which counts it as a user while it lives.
   void set_prefix(ForkHold hold);
@@ -134,10 +134,10 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
 
   // True if some content was produced by an explicit call or an earlier policy, so that the current
   // policy does not describe it. Forks inherit the flag.
-  bool made_by_hand() const { return made_by_hand_.load(); }
-  void set_made_by_hand() { made_by_hand_.store(true); }
+  bool has_manual_changes() const { return has_manual_changes_.load(); }
+  void set_has_manual_changes() { has_manual_changes_.store(true); }
   // True if every lane has one entry per token and no row has been re-encoded.
-  bool AsItCame() const;
+  bool HasOriginalRows() const;
   // True if every lane has one entry per token.
   bool KeepsEveryToken() const;
 
@@ -175,8 +175,8 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   // (LaneSwap). Closes the tail, because rows written through it stand at the positions valid when
   // it was opened; no tail can be opened while the result is held. FAILED_PRECONDITION if a named
   // layer holds fewer tokens than another one: its missing rows would stand at other positions.
-  using TailShut = std::shared_ptr<const void>;
-  absl::StatusOr<TailShut> BeginMoves(std::uint32_t first_layer, std::uint32_t layers);
+  using TailBlock = std::shared_ptr<const void>;
+  absl::StatusOr<TailBlock> BeginMoves(std::uint32_t first_layer, std::uint32_t layers);
   // The number of positions by which tokens have moved: token number minus rotary position. It is 0
   // unless a policy drops tokens and re-rotates the remaining keys. The old value remains valid
   // until all lanes have moved.
@@ -184,7 +184,7 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   // True if any lane has moved tokens.
   bool HasMoved() const;
   // Returns FAILED_PRECONDITION if some lanes have moved tokens and others have not yet.
-  absl::Status StandsAlike() const;
+  absl::Status CheckPositionsAgree() const;
   // The same for a reader of one layer: FAILED_PRECONDITION if lanes of that layer disagree with
   // the position of the sequence's next query. Everything published before this call has its
   // version by now.
@@ -197,7 +197,7 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   std::uint64_t OpenEntries(std::uint32_t lane) const;
 
   // Lanes that have more segments than this.
-  std::vector<std::uint32_t> CrowdedLanes(std::size_t segments) const;
+  std::vector<std::uint32_t> LanesNearSegmentLimit(std::size_t segments) const;
 
   // The first token of the most recent decode step, if nothing was appended after it; else the end
   // of the sequence.
@@ -217,8 +217,8 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   // meantime invalidated the result. An error changes nothing.
   struct RecodeOptions {
     std::uint32_t lane = 0;
-    std::uint64_t least_plain = 0;  // no-op if the lane has fewer dense entries
-    bool whole = false;             // pass the entire lane, not only the part that waits
+    std::uint64_t min_dense_entries = 0;  // no-op if the lane has fewer dense entries
+    bool whole = false;                   // pass the entire lane, not only the part that waits
   };
   absl::Status Recode(const RecodeOptions& options, const Recoder& work);
   // Returns that part of every lane of a layer (`whole`: the entire lanes) at one moment, by kv
@@ -256,7 +256,7 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
     bool may_go = false;
     bool at_work = false;
   };
-  Rest LookForRest();
+  Rest GetIdleState();
 
   // Hides the sequence from readers and frees its memory when they are done. Every later operation
   // is refused. Idempotent.
@@ -343,8 +343,8 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
     std::uint64_t bytes() const;
   };
 
-  // Segments of another sequence that this one is about to adopt (TakeHeadOf).
-  struct HeadLane {
+  // Segments of another sequence that this one is about to adopt (AdoptPrefix).
+  struct AdoptedLane {
     std::vector<HeldSegment> segments;
     std::uint64_t entries = 0;
     std::uint64_t tokens = 0;
@@ -359,7 +359,7 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   struct Head {
     SequenceId of;
     PositionMove moved;
-    std::vector<HeadLane> lanes;
+    std::vector<AdoptedLane> lanes;
 
     bool held() const;
   };
@@ -373,10 +373,10 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   absl::Status Usable() const TESSERA_REQUIRES(mutex_);
   void AdoptMoves() TESSERA_REQUIRES(mutex_);
   // Number of leading tokens that some lanes have moved and others have not; 0: all lanes agree.
-  std::uint64_t MovedAhead() const TESSERA_REQUIRES(mutex_);
+  std::uint64_t TokensMovedAhead() const TESSERA_REQUIRES(mutex_);
   // True if a lane of the layer has moved while others have not.
-  bool MovedAlone(std::uint32_t layer) const TESSERA_REQUIRES(mutex_);
-  absl::Status HalfMoved() const TESSERA_REQUIRES(mutex_);
+  bool IsOnlyMovedLayer(std::uint32_t layer) const TESSERA_REQUIRES(mutex_);
+  absl::Status PartlyMovedError() const TESSERA_REQUIRES(mutex_);
   // Checks that the lane may move its tokens before `until`.
   absl::Status MayMove(std::uint32_t lane, std::uint64_t until) const TESSERA_REQUIRES(mutex_);
   absl::Status Fail(std::string why) TESSERA_REQUIRES(mutex_);
@@ -398,8 +398,9 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   // Skipped if the child would then lack room for the tokens it takes over from the tail.
   absl::Status JoinForFork(Sequence& child, std::uint64_t tail_tokens)
       TESSERA_REQUIRES(mutex_, child.mutex_);
-  absl::Status ReserveBesides(Sequence& child, std::uint64_t tail_tokens,
-                              std::vector<LanePlan>& plans) TESSERA_REQUIRES(mutex_, child.mutex_);
+  absl::Status ReserveAlongside(Sequence& child, std::uint64_t tail_tokens,
+                                std::vector<LanePlan>& plans)
+      TESSERA_REQUIRES(mutex_, child.mutex_);
   absl::Status Reserve(LanePlan& plan, std::uint64_t tokens) TESSERA_REQUIRES(mutex_);
   absl::Status FillTakenOver(const std::vector<LanePlan>& plans) TESSERA_REQUIRES(mutex_);
   absl::Status ReserveGrowth(Growth& growth);
@@ -421,12 +422,12 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
       TESSERA_REQUIRES(mutex_);
 
   // sequence_prefix.cc
-  absl::Status ListHead(Head& head) const;
+  absl::Status ListPrefixSegments(Head& head) const;
   bool IsAsLongAs(const Head& head) const TESSERA_REQUIRES(mutex_);
-  absl::Status MayTakeHead(const Head& head) const TESSERA_REQUIRES(mutex_);
-  absl::Status TakeParted(Head& head) TESSERA_REQUIRES(mutex_);
-  absl::Status CopyParted(Head& head) const;
-  absl::Status PutHead(Head& head) TESSERA_REQUIRES(mutex_);
+  absl::Status CheckAdoptable(const Head& head) const TESSERA_REQUIRES(mutex_);
+  absl::Status TakeSplitSegments(Head& head) TESSERA_REQUIRES(mutex_);
+  absl::Status CopySplitSegments(Head& head) const;
+  absl::Status PublishAdopted(Head& head) TESSERA_REQUIRES(mutex_);
 
   // sequence_recode.cc
   OpenRun OpenRunOf(std::uint32_t lane, bool whole = false) const TESSERA_REQUIRES(mutex_);
@@ -435,20 +436,20 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   void CountSwap(const std::vector<HeldSegment>& sources, const LaneSwap& swap);
 
   // sequence_residency.cc
-  Rest RestLocked() TESSERA_REQUIRES(mutex_);
+  Rest IdleStateLocked() TESSERA_REQUIRES(mutex_);
   void Leave();
   void Used() TESSERA_REQUIRES(mutex_);
   // Checks that the sequence is usable and its rows are in the pool.
   absl::Status Resident() const TESSERA_REQUIRES(mutex_);
   absl::Status MayOffload() const TESSERA_REQUIRES(mutex_);
-  absl::Status CloseTailOutOfStep() TESSERA_REQUIRES(mutex_);
+  absl::Status CloseTailBetweenSteps() TESSERA_REQUIRES(mutex_);
   void Withdraw(const Offloading& work, Replaced& replaced) TESSERA_REQUIRES(mutex_);
   Clock::TimePoint LastUseLocked() TESSERA_REQUIRES(mutex_);
 
   // sequence_tail.cc
   absl::StatusOr<std::uint64_t> CommittedLocked() TESSERA_REQUIRES(mutex_);
   absl::Status AbsorbLocked(std::uint64_t upto) TESSERA_REQUIRES(mutex_);
-  static std::uint64_t RowsOfTheLastTile(const Lane& lane);
+  static std::uint64_t RowsInLastTile(const Lane& lane);
   absl::Status CloseTailLocked() TESSERA_REQUIRES(mutex_);
   void DropTail() TESSERA_REQUIRES(mutex_);
 
@@ -473,12 +474,12 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   std::uint32_t tail_generation_ TESSERA_GUARDED_BY(mutex_) = 0;
   bool freed_ TESSERA_GUARDED_BY(mutex_) = false;
   bool packing_ TESSERA_GUARDED_BY(mutex_) = false;
-  PositionMove moved_ TESSERA_GUARDED_BY(mutex_);           // common to all lanes: AdoptMoves
-  std::uint32_t tail_shut_ TESSERA_GUARDED_BY(mutex_) = 0;  // number of live TailShuts
-  std::string failure_ TESSERA_GUARDED_BY(mutex_);          // empty: not failed
+  PositionMove moved_ TESSERA_GUARDED_BY(mutex_);             // common to all lanes: AdoptMoves
+  std::uint32_t tail_blocks_ TESSERA_GUARDED_BY(mutex_) = 0;  // number of live TailBlocks
+  std::string failure_ TESSERA_GUARDED_BY(mutex_);            // empty: not failed
   bool offloaded_ TESSERA_GUARDED_BY(mutex_) = false;
   bool moving_ TESSERA_GUARDED_BY(mutex_) = false;  // rows are being copied, without the lock
-  CondVar still_;                                   // signalled when `moving_` becomes false
+  CondVar moving_done_;                             // signalled when `moving_` becomes false
   std::uint32_t residents_ TESSERA_GUARDED_BY(mutex_) = 0;  // number of live Residences
   Clock::TimePoint last_use_ TESSERA_GUARDED_BY(mutex_);
   std::uint64_t seen_committed_ TESSERA_GUARDED_BY(mutex_) = 0;
@@ -487,7 +488,7 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   std::uint64_t step_begin_ TESSERA_GUARDED_BY(mutex_) = 0;
   std::uint64_t step_end_ TESSERA_GUARDED_BY(mutex_) = 0;
 
-  std::atomic<bool> made_by_hand_{false};
+  std::atomic<bool> has_manual_changes_{false};
 
   mutable Mutex companion_mutex_;
   std::shared_ptr<Companion> companion_ TESSERA_GUARDED_BY(companion_mutex_);

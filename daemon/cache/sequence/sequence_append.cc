@@ -35,10 +35,10 @@ absl::StatusOr<std::uint64_t> Sequence::Append(const AppendSpan& span, const Row
   if (!committed.ok()) return committed.status();
   // A prompt may arrive layer by layer, and each layer may be compressed on arrival. No append may
   // go beyond the tokens that the other layers have moved.
-  const std::uint64_t ahead = MovedAhead();
-  if (ahead != 0 && span.first_token + span.tokens > ahead) return HalfMoved();
+  const std::uint64_t ahead = TokensMovedAhead();
+  if (ahead != 0 && span.first_token + span.tokens > ahead) return PartlyMovedError();
   for (std::uint32_t layer = span.first_layer; layer < span.first_layer + span.layers; ++layer) {
-    if (MovedAlone(layer)) return HalfMoved();
+    if (IsOnlyMovedLayer(layer)) return PartlyMovedError();
   }
   absl::Status status = CheckFirstToken(span, *committed);
   if (status.ok()) status = CloseTailLocked();
@@ -126,7 +126,7 @@ absl::Status Sequence::JoinForFork(Sequence& child, std::uint64_t tail_tokens) {
     }
   }
   if (plans.empty()) return absl::OkStatus();
-  absl::Status status = ReserveBesides(child, tail_tokens, plans);
+  absl::Status status = ReserveAlongside(child, tail_tokens, plans);
   // Without room for copies, the child shares the segments as they are.
   if (absl::IsResourceExhausted(status)) return absl::OkStatus();
   if (!status.ok()) return status;
@@ -146,8 +146,8 @@ absl::Status Sequence::JoinForFork(Sequence& child, std::uint64_t tail_tokens) {
 
 // Reserves for the plans while the child still gets what it needs: snapshots for a cut, and the
 // tail.
-absl::Status Sequence::ReserveBesides(Sequence& child, std::uint64_t tail_tokens,
-                                      std::vector<LanePlan>& plans) {
+absl::Status Sequence::ReserveAlongside(Sequence& child, std::uint64_t tail_tokens,
+                                        std::vector<LanePlan>& plans) {
   const absl::StatusOr<std::vector<pool::Block>> cut = ReserveSnapshots(0);
   if (!cut.ok()) return cut.status();
   absl::StatusOr<std::vector<pool::Block>> appended;

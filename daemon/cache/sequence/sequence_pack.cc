@@ -43,7 +43,7 @@ absl::StatusOr<PackOutcome> Sequence::Pack(const PackSpec& spec, const GoOn& go_
   if (status.ok()) status = Usable();
   if (!status.ok()) return status;
   absl::StatusOr<PackOutcome> outcome = PublishPacked(spec, packer);
-  if (outcome.ok() && outcome->entries_packed > 0) set_made_by_hand();
+  if (outcome.ok() && outcome->entries_packed > 0) set_has_manual_changes();
   return outcome;
 }
 

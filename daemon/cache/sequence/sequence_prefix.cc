@@ -11,7 +11,7 @@
 namespace tessera::cache {
 
 // A lane also holds the prefix if it shows more entries of the last of these segments.
-bool Sequence::HeadLane::HeldBy(const Lane& lane) const {
+bool Sequence::AdoptedLane::HeldBy(const Lane& lane) const {
   if (lane.segments.size() < segments.size()) return false;
   if (segments.empty()) return lane.segments.empty();
   for (std::size_t i = 0; i < segments.size(); ++i) {
@@ -24,7 +24,7 @@ bool Sequence::HeadLane::HeldBy(const Lane& lane) const {
 }
 
 bool Sequence::Head::held() const {
-  return std::all_of(lanes.begin(), lanes.end(), [](const HeadLane& lane) { return lane.held; });
+  return std::all_of(lanes.begin(), lanes.end(), [](const AdoptedLane& lane) { return lane.held; });
 }
 
 bool Sequence::KeepsEveryToken() const {
@@ -33,7 +33,7 @@ bool Sequence::KeepsEveryToken() const {
                      [](const Lane& lane) { return lane.entries == lane.tail_start; });
 }
 
-bool Sequence::AsItCame() const {
+bool Sequence::HasOriginalRows() const {
   MutexLock lock(mutex_);
   return std::all_of(lanes_.begin(), lanes_.end(), [](const Lane& lane) {
     return lane.entries == lane.tail_start &&
@@ -44,22 +44,22 @@ bool Sequence::AsItCame() const {
 
 // Works like a packing: segments split by the end of the prefix are closed under the lock, their
 // rows after it are copied without the lock, and all lanes are published together under it.
-absl::StatusOr<Sequence::HeadTaken> Sequence::TakeHeadOf(const Sequence& other) {
+absl::StatusOr<Sequence::PrefixAdoption> Sequence::AdoptPrefix(const Sequence& other) {
   Head head;  // outlives the lock: its destructor frees pool memory
-  if (absl::Status status = other.ListHead(head); !status.ok()) return status;
+  if (absl::Status status = other.ListPrefixSegments(head); !status.ok()) return status;
   {
     MutexLock lock(mutex_);
-    if (absl::Status status = TakeParted(head); !status.ok()) return status;
-    if (head.held()) return HeadTaken::kHadIt;
+    if (absl::Status status = TakeSplitSegments(head); !status.ok()) return status;
+    if (head.held()) return PrefixAdoption::kAlreadyHeld;
     packing_ = true;
   }
-  absl::Status status = CopyParted(head);
+  absl::Status status = CopySplitSegments(head);
   MutexLock lock(mutex_);
   packing_ = false;
-  if (status.ok()) status = MayTakeHead(head);
-  if (status.ok()) status = PutHead(head);
+  if (status.ok()) status = CheckAdoptable(head);
+  if (status.ok()) status = PublishAdopted(head);
   if (!status.ok()) return status;
-  return IsAsLongAs(head) ? HeadTaken::kAll : HeadTaken::kBehind;
+  return IsAsLongAs(head) ? PrefixAdoption::kAll : PrefixAdoption::kHasMore;
 }
 
 bool Sequence::IsAsLongAs(const Head& head) const {
@@ -70,11 +70,11 @@ bool Sequence::IsAsLongAs(const Head& head) const {
 }
 
 // `head` holds the segments from here on, so they survive whatever happens to this sequence.
-absl::Status Sequence::ListHead(Head& head) const {
+absl::Status Sequence::ListPrefixSegments(Head& head) const {
   MutexLock lock(mutex_);
   if (absl::Status status = Resident(); !status.ok()) return status;
   head.of = id_;
-  if (MovedAhead() != 0) return HalfMoved();
+  if (TokensMovedAhead() != 0) return PartlyMovedError();
   head.moved = moved_;
   for (const Lane& lane : lanes_) {
     head.lanes.push_back(
@@ -83,13 +83,13 @@ absl::Status Sequence::ListHead(Head& head) const {
   return absl::OkStatus();
 }
 
-absl::Status Sequence::MayTakeHead(const Head& head) const {
+absl::Status Sequence::CheckAdoptable(const Head& head) const {
   if (absl::Status status = Resident(); !status.ok()) return status;
-  if (MovedAhead() != 0) return HalfMoved();
+  if (TokensMovedAhead() != 0) return PartlyMovedError();
   const bool as_long = IsAsLongAs(head);
   for (std::size_t i = 0; i < lanes_.size(); ++i) {
     const Lane& lane = lanes_[i];
-    const HeadLane& theirs = head.lanes[i];
+    const AdoptedLane& theirs = head.lanes[i];
     const bool every_token = lane.entries == lane.tail_start && theirs.entries == theirs.tokens;
     const bool has_it = as_long || (lane.tail_start >= theirs.tokens && every_token);
     if (has_it && moved_.shift == head.moved.shift) continue;
@@ -102,8 +102,8 @@ absl::Status Sequence::MayTakeHead(const Head& head) const {
   return absl::OkStatus();
 }
 
-absl::Status Sequence::TakeParted(Head& head) {
-  if (absl::Status status = MayTakeHead(head); !status.ok()) return status;
+absl::Status Sequence::TakeSplitSegments(Head& head) {
+  if (absl::Status status = CheckAdoptable(head); !status.ok()) return status;
   const auto busy = [this] {
     return WithCause(
         absl::AbortedError(Concat(id_.ToString(), " is being compressed; retry when that is done")),
@@ -112,7 +112,7 @@ absl::Status Sequence::TakeParted(Head& head) {
   if (packing_) return busy();
   for (std::size_t i = 0; i < lanes_.size(); ++i) {
     if (lanes_[i].recoding) return busy();
-    HeadLane& theirs = head.lanes[i];
+    AdoptedLane& theirs = head.lanes[i];
     theirs.losses = lanes_[i].losses;
     theirs.held = theirs.HeldBy(lanes_[i]);
     if (theirs.held) continue;
@@ -134,8 +134,8 @@ absl::Status Sequence::TakeParted(Head& head) {
   return absl::OkStatus();
 }
 
-absl::Status Sequence::CopyParted(Head& head) const {
-  for (HeadLane& lane : head.lanes) {
+absl::Status Sequence::CopySplitSegments(Head& head) const {
+  for (AdoptedLane& lane : head.lanes) {
     if (lane.parted.segment == nullptr) continue;
     absl::StatusOr<std::shared_ptr<Segment>> rest = CopyEntries(
         memory_, *lane.parted.segment, lane.parted.EntriesBefore(lane.tokens), lane.parted.entries);
@@ -146,10 +146,10 @@ absl::Status Sequence::CopyParted(Head& head) const {
 }
 
 // Lanes may have been forked or appended to since.
-absl::Status Sequence::PutHead(Head& head) {
+absl::Status Sequence::PublishAdopted(Head& head) {
   std::vector<pool::Block> snapshots(lanes_.size());
   for (std::size_t i = 0; i < lanes_.size(); ++i) {
-    HeadLane& theirs = head.lanes[i];
+    AdoptedLane& theirs = head.lanes[i];
     const auto changed = [this] {
       return WithCause(
           absl::AbortedError(Concat(id_.ToString(), " was truncated in the meantime; retry")),
@@ -175,7 +175,7 @@ absl::Status Sequence::PutHead(Head& head) {
   for (Lane& lane : lanes_) lane.moved = head.moved;
   Replaced replaced;
   for (std::uint32_t i = 0; i < lanes_.size(); ++i) {
-    HeadLane& theirs = head.lanes[i];
+    AdoptedLane& theirs = head.lanes[i];
     if (theirs.held) continue;
     Lane& lane = lanes_[i];
     theirs.parted = {};
@@ -184,7 +184,7 @@ absl::Status Sequence::PutHead(Head& head) {
     for (HeldSegment& held : theirs.segments) replaced.segments.push_back(std::move(held.segment));
     lane.entries = lane.tail_start > theirs.tokens ? lane.entries : theirs.entries;
     lane.open = lane.growing = false;
-    lane.cut_drained = nullptr;
+    lane.cut_readers_done = nullptr;
     ++lane.losses;  // token policies that chose among the old entries must notice
     PublishLane(i, std::move(snapshots[i]), replaced);
   }

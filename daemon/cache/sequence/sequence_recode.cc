@@ -30,7 +30,7 @@ absl::Status Sequence::Recode(const RecodeOptions& options, const Recoder& work)
           ErrorCause::kSequenceBusy);
     }
     run = OpenRunOf(options.lane, options.whole);
-    if (run.plain_entries() < options.least_plain ||
+    if (run.plain_entries() < options.min_dense_entries ||
         run.settled_entries() + run.plain_entries() + run.provisional_entries() == 0) {
       return absl::OkStatus();
     }
@@ -41,9 +41,9 @@ absl::Status Sequence::Recode(const RecodeOptions& options, const Recoder& work)
   swap = work(run);
   // Readers may still use the replaced segments but never their raw copies. These are freed at
   // once, without the lock, unless another holder (such as a fork) waits with the same segment.
-  std::vector<std::shared_ptr<Segment>> without_raw;
-  const absl::Cleanup drop = [&without_raw] {
-    for (const std::shared_ptr<Segment>& segment : without_raw) segment->raw()->Drop();
+  std::vector<std::shared_ptr<Segment>> entries_without_raw;
+  const absl::Cleanup drop = [&entries_without_raw] {
+    for (const std::shared_ptr<Segment>& segment : entries_without_raw) segment->raw()->Drop();
   };
   Replaced replaced;
   MutexLock lock(mutex_);
@@ -56,7 +56,7 @@ absl::Status Sequence::Recode(const RecodeOptions& options, const Recoder& work)
   // Releases the references, so that the lane is the only holder of what it opens next.
   run = OpenRun();
   for (const std::shared_ptr<Segment>& segment : replaced.segments) {
-    if (segment.use_count() == 1 && segment->raw_unshared()) without_raw.push_back(segment);
+    if (segment.use_count() == 1 && segment->raw_unshared()) entries_without_raw.push_back(segment);
   }
   FinishPublication(std::move(replaced));
   return absl::OkStatus();
@@ -91,20 +91,20 @@ bool Sequence::HasMoved() const {
                      [](const Lane& lane) { return lane.moved.shift != 0; });
 }
 
-absl::Status Sequence::StandsAlike() const {
+absl::Status Sequence::CheckPositionsAgree() const {
   MutexLock lock(mutex_);
-  return MovedAhead() == 0 ? absl::OkStatus() : HalfMoved();
+  return TokensMovedAhead() == 0 ? absl::OkStatus() : PartlyMovedError();
 }
 
 absl::StatusOr<std::uint64_t> Sequence::PositionShiftOf(std::uint32_t layer) const {
   MutexLock lock(mutex_);
   if (absl::Status status = Usable(); !status.ok()) return status;
-  if (MovedAlone(layer)) return HalfMoved();
+  if (IsOnlyMovedLayer(layer)) return PartlyMovedError();
   return moved_.shift;
 }
 
-absl::StatusOr<Sequence::TailShut> Sequence::BeginMoves(std::uint32_t first_layer,
-                                                        std::uint32_t layers) {
+absl::StatusOr<Sequence::TailBlock> Sequence::BeginMoves(std::uint32_t first_layer,
+                                                         std::uint32_t layers) {
   MutexLock lock(mutex_);
   if (absl::Status status = Usable(); !status.ok()) return status;
   if (packing_) {
@@ -127,10 +127,10 @@ absl::StatusOr<Sequence::TailShut> Sequence::BeginMoves(std::uint32_t first_laye
     absl::Status status = MayMove(lane, lanes_[lane].tail_start);
     if (!status.ok()) return status;
   }
-  ++tail_shut_;
-  return TailShut(nullptr, [self = shared_from_this()](std::nullptr_t) {
+  ++tail_blocks_;
+  return TailBlock(nullptr, [self = shared_from_this()](std::nullptr_t) {
     MutexLock held(self->mutex_);
-    --self->tail_shut_;
+    --self->tail_blocks_;
   });
 }
 
@@ -154,7 +154,7 @@ absl::Status Sequence::MayMove(std::uint32_t index, std::uint64_t until) const {
   return absl::OkStatus();
 }
 
-bool Sequence::MovedAlone(std::uint32_t layer) const {
+bool Sequence::IsOnlyMovedLayer(std::uint32_t layer) const {
   for (std::uint32_t head = 0; head < model_->layout().kv_heads(layer); ++head) {
     if (lanes_[model_->layout().lane(layer, head)].moved.shift != moved_.shift) return true;
   }
@@ -171,7 +171,7 @@ void Sequence::AdoptMoves() {
   moved_ = all;
 }
 
-std::uint64_t Sequence::MovedAhead() const {
+std::uint64_t Sequence::TokensMovedAhead() const {
   std::uint64_t until = 0;
   for (const Lane& lane : lanes_) {
     if (lane.moved.shift != moved_.shift) until = std::max(until, lane.moved.until);
@@ -179,9 +179,9 @@ std::uint64_t Sequence::MovedAhead() const {
   return until;
 }
 
-absl::Status Sequence::HalfMoved() const {
+absl::Status Sequence::PartlyMovedError() const {
   return absl::FailedPreconditionError(
-      Concat("some lanes of ", id_.ToString(), " have moved their first ", MovedAhead(),
+      Concat("some lanes of ", id_.ToString(), " have moved their first ", TokensMovedAhead(),
              " tokens to other positions and others have not; compress all of its layers "
              "first"));
 }
@@ -193,7 +193,7 @@ std::uint64_t Sequence::OpenEntries(std::uint32_t lane) const {
   return run.plain_entries() + run.provisional_entries();
 }
 
-std::vector<std::uint32_t> Sequence::CrowdedLanes(std::size_t segments) const {
+std::vector<std::uint32_t> Sequence::LanesNearSegmentLimit(std::size_t segments) const {
   MutexLock lock(mutex_);
   std::vector<std::uint32_t> crowded;
   for (std::uint32_t i = 0; i < lanes_.size(); ++i) {
@@ -228,7 +228,7 @@ OpenRun Sequence::OpenRunOf(std::uint32_t index, bool whole) const {
   }
   std::size_t first = first_plain;
   while (first > 0 && segments[first - 1].segment->raw() != nullptr &&
-         segments[first - 1].segment->open_to_strategy()) {
+         segments[first - 1].segment->waits_for_strategy()) {
     --first;
   }
   const shm::LaneLayout& layout = model_->layout();
@@ -287,7 +287,7 @@ absl::Status Sequence::SwapIn(const OpenRun& run, LaneSwap& swap, Replaced& repl
         ErrorCause::kSequenceBusy);
   }
   if (swap.moves.has_value()) {
-    TESSERA_CHECK(!decoding(), "entries are moved under a TailShut");
+    TESSERA_CHECK(!decoding(), "entries are moved under a TailBlock");
     if (absl::Status may = MayMove(run.lane, swap.moves->until); !may.ok()) return may;
   }
   if (count == 0) return absl::OkStatus();  // everything taken has been cut off
@@ -350,7 +350,7 @@ absl::Status Sequence::SwapIn(const OpenRun& run, LaneSwap& swap, Replaced& repl
     lane.moved = *swap.moves;
     AdoptMoves();
   }
-  if (swap.by_hand) set_made_by_hand();
+  if (swap.by_hand) set_has_manual_changes();
   // A cut leaves a partial tile, and a fork in the meantime shares the old segments.
   lane.growing = swap.growing && shown == taken && (lane.growing || !gathered);
   PublishLane(run.lane, *std::move(snapshot), replaced);

@@ -56,7 +56,7 @@ absl::Status Sequence::MayOffload() const {
 
 // Prevents new steps: a step that marks itself after this check finds the tail closed. A step that
 // marked itself first keeps its tail.
-absl::Status Sequence::CloseTailOutOfStep() {
+absl::Status Sequence::CloseTailBetweenSteps() {
   const std::shared_ptr<const TailHandle> tail = this->tail();
   if (tail == nullptr) return absl::OkStatus();
   block().tail_generation.store(0);
@@ -78,7 +78,7 @@ absl::StatusOr<std::uint64_t> Sequence::Offload(const OffloadOptions& options) {
       return WithCause(absl::AbortedError(Concat(id_.ToString(), " has been used in the meantime")),
                        ErrorCause::kSequenceBusy);
     }
-    if (absl::Status status = CloseTailOutOfStep(); !status.ok()) return status;
+    if (absl::Status status = CloseTailBetweenSteps(); !status.ok()) return status;
     version = block().version.load();
     for (Lane& lane : lanes_) {
       work.Take(lane);
@@ -92,7 +92,7 @@ absl::StatusOr<std::uint64_t> Sequence::Offload(const OffloadOptions& options) {
   absl::Status status = work.Run();
   MutexLock lock(mutex_);
   moving_ = false;
-  still_.NotifyAll();
+  moving_done_.NotifyAll();
   if (status.ok()) status = MayOffload();
   if (!status.ok()) return status;
   if (block().version.load() != version) {
@@ -133,7 +133,7 @@ absl::StatusOr<Residence> Sequence::Restore() {
   Replaced replaced;  // tier memory is freed after the lock
   {
     MutexLock lock(mutex_);
-    while (moving_) still_.Wait(mutex_);
+    while (moving_) moving_done_.Wait(mutex_);
     if (freed_) return Usable();
     if (!offloaded_) {
       ++residents_;
@@ -146,7 +146,7 @@ absl::StatusOr<Residence> Sequence::Restore() {
   absl::Status status = work.Run();
   MutexLock lock(mutex_);
   moving_ = false;
-  still_.NotifyAll();
+  moving_done_.NotifyAll();
   if (status.ok()) status = Usable();
   if (!status.ok()) return status;
   absl::StatusOr<std::vector<pool::Block>> snapshots = ReserveSnapshots(0);
@@ -183,14 +183,14 @@ Clock::TimePoint Sequence::LastUseLocked() {
   return last_use_;
 }
 
-Sequence::Rest Sequence::LookForRest() {
+Sequence::Rest Sequence::GetIdleState() {
   if (!mutex_.TryLock()) return {.last_use = memory_.clock->Now(), .at_work = true};
-  const Rest rest = RestLocked();
+  const Rest rest = IdleStateLocked();
   mutex_.Unlock();
   return rest;
 }
 
-Sequence::Rest Sequence::RestLocked() {
+Sequence::Rest Sequence::IdleStateLocked() {
   const Clock::TimePoint last_use = LastUseLocked();
   const auto its_own = [](const HeldSegment& held) {
     return held.segment.use_count() == 1 && held.segment->tile_bytes() > 0;

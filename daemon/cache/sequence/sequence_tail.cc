@@ -41,14 +41,14 @@ absl::StatusOr<Sequence::OpenedTail> Sequence::OpenTail(TailMemory& memory, Cont
   MutexLock lock(mutex_);
   if (absl::Status status = Resident(); !status.ok()) return status;
   if (absl::Status status = CloseTailLocked(); !status.ok()) return status;
-  if (tail_shut_ > 0) {
+  if (tail_blocks_ > 0) {
     return WithCause(absl::AbortedError(
                          Concat(id_.ToString(),
                                 " is being compressed, which moves its tokens to other positions; "
                                 "retry when that is done")),
                      ErrorCause::kSequenceBusy);
   }
-  if (MovedAhead() != 0) return HalfMoved();
+  if (TokensMovedAhead() != 0) return PartlyMovedError();
   const std::uint64_t tokens = TokensInSegments();
   for (std::uint32_t layer = 0; layer < model_->layers(); ++layer) {
     const std::uint64_t held = lanes_[model_->layout().lane(layer, 0)].tail_start;
@@ -132,7 +132,7 @@ absl::Status Sequence::AbsorbLocked(std::uint64_t upto) {
 // In a dense lane, first fill the tile that the prompt left partial: then the tail mostly lies in
 // one tile of the ring. After packed segments, count tiles from where the tail began, since these
 // rows are packed next.
-std::uint64_t Sequence::RowsOfTheLastTile(const Lane& lane) {
+std::uint64_t Sequence::RowsInLastTile(const Lane& lane) {
   const auto packed = [](const HeldSegment& held) { return held.segment->shape().packed(); };
   if (!(lane.open || lane.MayReopen()) || std::ranges::any_of(lane.segments, packed)) return 0;
   return lane.segments.back().entries % kernels::kTileEntries;
@@ -147,7 +147,7 @@ absl::StatusOr<std::uint64_t> Sequence::AbsorbFullTiles() {
   absl::StatusOr<std::uint64_t> committed = CommittedLocked();
   if (!committed.ok()) return committed.status();
   const std::uint64_t from = TokensInSegments();
-  const std::uint64_t begun = RowsOfTheLastTile(lanes_.front());  // all lanes grow together
+  const std::uint64_t begun = RowsInLastTile(lanes_.front());  // all lanes grow together
   const std::uint64_t rows = begun + *committed - from;
   if (rows < kernels::kTileEntries) return std::uint64_t{0};
   const std::uint64_t tokens = rows / kernels::kTileEntries * kernels::kTileEntries - begun;

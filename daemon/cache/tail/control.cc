@@ -32,7 +32,7 @@ Control::Control(Memfd memory, AddressRange mapping, Event wake_event)
   page_->magic = shm::kControlMagic;
   page_->protocol_version = shm::kProtocolVersion;
   page_->layout_fingerprint = shm::kLayoutFingerprint;
-  AskForWake();
+  RequestWake();
 }
 
 CommitSlot& CommitSlot::operator=(CommitSlot&& other) noexcept {

@@ -67,7 +67,7 @@ class Control : public std::enable_shared_from_this<Control> {
   // Asks the worker to signal wake_event at its next full tile, because the daemon is about to
   // sleep. An exchange rather than a store: it synchronizes with the worker's own exchange and so
   // sees every commit made before it.
-  void AskForWake() { page_->wake.exchange(1, std::memory_order_seq_cst); }
+  void RequestWake() { page_->wake.exchange(1, std::memory_order_seq_cst); }
   void CancelWake() { page_->wake.store(0, std::memory_order_seq_cst); }
 
  private:

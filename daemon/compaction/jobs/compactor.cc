@@ -38,7 +38,7 @@ absl::Status Compactor::SetPolicy(cache::Sequence& sequence, policies::Policy po
   if (!serves.ok()) return serves;
   for (;;) {
     const std::shared_ptr<ManagedSequence> before = ManagedSequence::Of(sequence);
-    if (before == nullptr) return SetPolicyOver(sequence, nullptr, std::move(policy));
+    if (before == nullptr) return ReplacePolicy(sequence, nullptr, std::move(policy));
     if (before->policy().text == policy.text) return absl::OkStatus();
     absl::Status status;
     {
@@ -47,25 +47,26 @@ absl::Status Compactor::SetPolicy(cache::Sequence& sequence, policies::Policy po
       const ManagedSequence::Pause pause(*before);
       const ManagedSequence::LanesHeld held(*before);
       if (ManagedSequence::Of(sequence) != before) continue;  // a concurrent call was first
-      status = SetPolicyOver(sequence, before.get(), std::move(policy));
+      status = ReplacePolicy(sequence, before.get(), std::move(policy));
     }
     for (std::uint32_t lane = 0; lane < sequence.model().lanes(); ++lane) {
-      LaneFree(sequence.shared_from_this(), *before, lane);
+      OnLaneReleased(sequence.shared_from_this(), *before, lane);
     }
     return status;
   }
 }
 
-absl::Status Compactor::SetPolicyOver(cache::Sequence& sequence, ManagedSequence* before,
+absl::Status Compactor::ReplacePolicy(cache::Sequence& sequence, ManagedSequence* before,
                                       policies::Policy policy) {
   if (absl::Status fits = CheckFitsRows(policy, sequence); !fits.ok()) return fits;
   // If the previous policy moves positions, all layers must have finished moving.
   if (before != nullptr && policies::MovesPositions(before->policy())) {
-    if (absl::Status alike = sequence.StandsAlike(); !alike.ok()) return alike;
+    if (absl::Status alike = sequence.CheckPositionsAgree(); !alike.ok()) return alike;
   }
   WarnOfSmallBudget(sequence, policy);
   WarnOfShortSegments(sequence, policy);
-  if (PolicyOf(sequence).text != policy.text && !sequence.AsItCame()) sequence.set_made_by_hand();
+  if (PolicyOf(sequence).text != policy.text && !sequence.HasOriginalRows())
+    sequence.set_has_manual_changes();
   const bool packs = policy.mosaic.has_value();
   const bool idle = policy.dense() && !policy.selection.has_value();
   auto managed = std::make_shared<ManagedSequence>(std::move(policy), sequence.model());
@@ -141,7 +142,7 @@ void Compactor::WarnOfShortSegments(const cache::Sequence& sequence,
 }
 
 absl::StatusOr<std::shared_ptr<cache::Sequence>> Compactor::Fork(const cache::Sequence& parent,
-                                                                 MakeFork fork) {
+                                                                 ForkFunction fork) {
   for (;;) {
     const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(parent);
     if (managed == nullptr) return fork();
@@ -153,13 +154,13 @@ absl::StatusOr<std::shared_ptr<cache::Sequence>> Compactor::Fork(const cache::Se
 
 absl::StatusOr<std::shared_ptr<cache::Sequence>> Compactor::ForkPaused(
     ManagedSequence& managed, const ManagedSequence::Pause& pause, const cache::Model& model,
-    MakeFork fork) {
+    ForkFunction fork) {
   // Pending seals are read before the fork, since one may end during it (the fork then has its
   // result), and after it, since one may have arrived with rows that the fork has.
-  std::vector<std::optional<SealWish>> ahead(model.lanes());
+  std::vector<std::optional<SealRequest>> ahead(model.lanes());
   const auto look = [&] {
     for (std::uint32_t lane = 0; lane < ahead.size(); ++lane) {
-      const std::optional<SealWish> now = managed.lane(lane).work->seals.Ahead();
+      const std::optional<SealRequest> now = managed.lane(lane).work->seals.Ahead();
       if (!now.has_value()) continue;
       if (!ahead[lane].has_value()) ahead[lane].emplace();
       ahead[lane]->Join(*now);
@@ -175,7 +176,7 @@ absl::StatusOr<std::shared_ptr<cache::Sequence>> Compactor::ForkPaused(
   for (std::uint32_t lane = 0; lane < ahead.size(); ++lane) {
     if (!ahead[lane].has_value()) continue;
     ahead[lane]->CutTo(tokens);
-    WantSeal(*child, *own, lane, *ahead[lane]);
+    RequestSeal(*child, *own, lane, *ahead[lane]);
   }
   return child;
 }
@@ -223,7 +224,7 @@ std::vector<std::uint64_t> Compactor::DecidedByLayer(const cache::Sequence& sequ
 
 kernels::Loss Compactor::LossOf(const cache::Sequence& sequence, std::uint32_t lane) {
   const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(sequence);
-  return managed == nullptr ? kernels::Loss() : managed->ShownLoss(lane);
+  return managed == nullptr ? kernels::Loss() : managed->MonitoredLoss(lane);
 }
 
 std::optional<kernels::SelectionRule> Compactor::SelectionOf(const cache::Sequence& sequence,
@@ -250,7 +251,8 @@ absl::StatusOr<std::uint64_t> Compactor::Append(const std::shared_ptr<cache::Seq
                          if (managed == nullptr) return;
                          if (rows.decoded) return managed->TakeStep(rows.first_token, rows.until);
                          managed->TakePrompt(rows.first_token, rows.until);
-                         if (rows.end_of_prompt) ended = WantEnd(*managed, sequence->model(), rows);
+                         if (rows.end_of_prompt)
+                           ended = RequestPromptEnd(*managed, sequence->model(), rows);
                        });
   for (const std::uint32_t lane : ended) QueueSeal(sequence, {.lane = lane}, Ticket(nullptr));
   if (!tokens.ok()) return tokens;
@@ -279,7 +281,7 @@ void Compactor::AfterAppend(const std::shared_ptr<cache::Sequence>& sequence,
   const bool last_layer = rows.first_layer + rows.layers == sequence->model().layers();
   const bool full =
       policies::Continues(managed->policy())
-          ? managed->open_step().FilledTile()
+          ? managed->open_step().PreviousStepFilledTile()
           : rows.first_token / kernels::kTileEntries != rows.until / kernels::kTileEntries;
   if (rows.decoded && last_layer && full) TailsMoved(sequence);
   if (managed->policy().chooses()) {
@@ -294,11 +296,11 @@ void Compactor::AfterAppend(const std::shared_ptr<cache::Sequence>& sequence,
     if (rows.end_of_prompt) TailsMoved(sequence);
     return;
   }
-  QueueParked(sequence, *managed);
+  QueueDeferredOf(sequence, *managed);
   if (rows.end_of_prompt) {
     // Append has already requested the seals, under the sequence's lock, so no cut came between.
     if (end_wanted) return;
-    for (const std::uint32_t lane : WantEnd(*managed, sequence->model(), rows)) {
+    for (const std::uint32_t lane : RequestPromptEnd(*managed, sequence->model(), rows)) {
       QueueSeal(sequence, {.lane = lane}, Ticket(nullptr));
     }
     return;
@@ -308,7 +310,7 @@ void Compactor::AfterAppend(const std::shared_ptr<cache::Sequence>& sequence,
     const std::uint32_t first = layout.lane(layer, 0);
     if (sequence->OpenEntries(first) < managed->policy().mosaic->segments.tokens) continue;
     for (std::uint32_t lane = first; lane < first + layout.kv_heads(layer); ++lane) {
-      WantSeal(sequence, *managed, lane, {});
+      RequestSeal(sequence, *managed, lane, {});
     }
   }
 }
@@ -323,7 +325,7 @@ void Compactor::TailsMoved(const std::shared_ptr<cache::Sequence>& sequence) {
     QueueChoices(sequence, managed, all, JobPriority::kTails, nullptr);
     return;
   }
-  QueueParked(sequence, *managed);
+  QueueDeferredOf(sequence, *managed);
   if (managed->WantTiles()) {
     QueueTiles(sequence, {.end = sequence->model().lanes(), .all = true}, Ticket(nullptr));
   }
@@ -333,13 +335,13 @@ void Compactor::Compress(const std::shared_ptr<cache::Sequence>& sequence, const
                          Done done) {
   const auto batch = std::make_shared<Batch>(std::move(done), rows);
   // First, because a lane at the segment limit cannot absorb its tail.
-  batch->Report(JoinCrowded(sequence));
+  batch->Report(JoinCrowdedLanes(sequence));
   const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(*sequence);
   if (managed == nullptr || managed->policy().dense()) return;
   if (managed->policy().chooses()) {
     // The decision includes decoded tokens, because the newest queries belong to the newest tokens.
     if (policies::MovesPositions(managed->policy())) {
-      absl::StatusOr<cache::Sequence::TailShut> shut =
+      absl::StatusOr<cache::Sequence::TailBlock> shut =
           sequence->BeginMoves(rows.first_layer, rows.layers);
       if (!shut.ok()) return batch->Report(shut.status());
       batch->Hold(*std::move(shut));
@@ -352,7 +354,7 @@ void Compactor::Compress(const std::shared_ptr<cache::Sequence>& sequence, const
   // Tokens decoded so far are included.
   batch->Report(sequence->AbsorbTail());
   if (managed->policy().summaries.has_value()) {
-    QueueTiles(sequence, {.end = sequence->model().lanes(), .all = true, .told_under = managed},
+    QueueTiles(sequence, {.end = sequence->model().lanes(), .all = true, .waiter_policy = managed},
                Ticket(batch));
     return;
   }
@@ -368,15 +370,17 @@ void Compactor::Compress(const std::shared_ptr<cache::Sequence>& sequence, const
       batch->Report(tokens.status());
       return;
     }
-    const SealWish all = {.all_before = *tokens};
+    const SealRequest all = {.all_before = *tokens};
     for (std::uint32_t head = 0; head < layout.kv_heads(layer); ++head) {
       const std::uint32_t lane = layout.lane(layer, head);
       const std::shared_ptr<LaneWork>& work = managed->lane(lane).work;
       work->seals.Want(all);
-      QueueSeal(
-          sequence,
-          {.lane = lane, .told = work->seals.Tell(all), .told_to = work, .told_under = managed},
-          Ticket(batch));
+      QueueSeal(sequence,
+                {.lane = lane,
+                 .told = work->seals.Tell(all),
+                 .waiter_lane = work,
+                 .waiter_policy = managed},
+                Ticket(batch));
     }
   }
 }
@@ -393,16 +397,16 @@ LaneCoder::Options Compactor::CoderOptions(const cache::Sequence& sequence,
           .counters = &counters_};
 }
 
-Compactor::ThinOutcome Compactor::Thin(cache::Sequence& sequence, std::uint64_t bytes) {
-  ThinOutcome outcome;
+Compactor::ReduceOutcome Compactor::Thin(cache::Sequence& sequence, std::uint64_t bytes) {
+  ReduceOutcome outcome;
   const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(sequence);
   if (managed == nullptr || !managed->policy().mosaic.has_value()) return outcome;
   if (managed->policy().mosaic->pressed == 0) return outcome;
   outcome.allowed = true;
   for (std::uint32_t i = 0; i < sequence.model().lanes(); ++i) {
     if (outcome.gained.bytes >= bytes) break;
-    const absl::StatusOr<Thinned> thinned =
-        ThinLane(sequence, *managed, i, bytes - outcome.gained.bytes);
+    const absl::StatusOr<ReducedBytes> thinned =
+        ReduceLane(sequence, *managed, i, bytes - outcome.gained.bytes);
     if (!thinned.ok()) {
       outcome.hindrance = thinned.status();
       // Without memory the next lane would fail too. Other errors may concern this lane only.
@@ -415,11 +419,12 @@ Compactor::ThinOutcome Compactor::Thin(cache::Sequence& sequence, std::uint64_t 
   return outcome;
 }
 
-absl::StatusOr<Thinned> Compactor::ThinLane(cache::Sequence& sequence, ManagedSequence& managed,
-                                            std::uint32_t index, std::uint64_t bytes) {
-  Thinned thinned;
+absl::StatusOr<ReducedBytes> Compactor::ReduceLane(cache::Sequence& sequence,
+                                                   ManagedSequence& managed, std::uint32_t index,
+                                                   std::uint64_t bytes) {
+  ReducedBytes thinned;
   const auto thin = [&](const cache::OpenRun& run) {
-    LaneThinner thinner(
+    ChannelReducer thinner(
         {.memory = &sequence.memory(), .share = managed.policy().mosaic->pressed, .bytes = bytes},
         run);
     absl::StatusOr<std::optional<cache::LaneSwap>> swap = thinner.Thin();
@@ -433,7 +438,7 @@ absl::StatusOr<Thinned> Compactor::ThinLane(cache::Sequence& sequence, ManagedSe
                  ? sequence.Recode({.lane = index, .whole = true}, thin)
                  : internal::PolicyChanged(sequence);
   }
-  LaneFree(sequence.shared_from_this(), managed, index);
+  OnLaneReleased(sequence.shared_from_this(), managed, index);
   if (!status.ok()) return status;
   return thinned;
 }

@@ -28,7 +28,7 @@
 #include "daemon/cache/sequence/sequence.h"
 #include "daemon/compaction/jobs/deferred_seals.h"
 #include "daemon/compaction/jobs/managed_sequence.h"
-#include "daemon/compaction/lanes/lane_thinner.h"
+#include "daemon/compaction/lanes/channel_reducer.h"
 
 namespace tessera::compaction {
 
@@ -50,15 +50,15 @@ class Compactor {
   absl::Status SetPolicy(cache::Sequence& sequence, policies::Policy policy);
   // A fork that goes on under its parent's policy, made by `fork`: between two choices, so that it
   // never has some lanes of a layer from before one and others from after it.
-  using MakeFork = absl::FunctionRef<absl::StatusOr<std::shared_ptr<cache::Sequence>>()>;
+  using ForkFunction = absl::FunctionRef<absl::StatusOr<std::shared_ptr<cache::Sequence>>()>;
   absl::StatusOr<std::shared_ptr<cache::Sequence>> Fork(const cache::Sequence& parent,
-                                                        MakeFork fork);
+                                                        ForkFunction fork);
   // Likewise a cut, which waits for choices that are being made.
   absl::Status Truncate(cache::Sequence& sequence, std::uint64_t tokens);
   // Has a sequence take over the segments of another under the same policy that holds the same
   // tokens, or the first of them: of a prefix, where nothing is done any more. ABORTED while it is
   // being compressed.
-  absl::Status TakeHeadOf(cache::Sequence& sequence, const cache::Sequence& other);
+  absl::Status AdoptPrefix(cache::Sequence& sequence, const cache::Sequence& other);
   static policies::Policy PolicyOf(const cache::Sequence& sequence);
   // The tokens that every layer has chosen among, of policies that choose.
   static std::uint64_t DecidedOf(const cache::Sequence& sequence);
@@ -107,7 +107,7 @@ class Compactor {
 
   // What a worker shows of one layer, for the sequence's policy to decide by. Kept until that layer
   // is compressed. FAILED_PRECONDITION where the policy asks for nothing.
-  absl::Status Observe(cache::Sequence& sequence, const ShownLayer& shown);
+  absl::Status Observe(cache::Sequence& sequence, const ObservedLayer& shown);
   // Of a layer's tokens from this one on the queries of largest norm count by now.
   absl::StatusOr<std::uint64_t> NormsFrom(const cache::Sequence& sequence,
                                           std::uint32_t layer) const;
@@ -119,12 +119,12 @@ class Compactor {
   // keep fewer channels from now on (`pressed`); readers go on meanwhile. What it holds is then not
   // its policy's doing any more. No error means that there is nothing to be had: RESOURCE_EXHAUSTED
   // where a lane's new form has no room beside the old one.
-  struct ThinOutcome {
-    Thinned gained;
+  struct ReduceOutcome {
+    ReducedBytes gained;
     bool allowed = false;    // by its policy
     absl::Status hindrance;  // why it was not more; OK: there is no more, or it is enough
   };
-  ThinOutcome Thin(cache::Sequence& sequence, std::uint64_t bytes);
+  ReduceOutcome Thin(cache::Sequence& sequence, std::uint64_t bytes);
 
   // Tries again, in jobs, what found no memory and has waited long enough; how long until the next
   // look. Nothing: until on_attention.
@@ -142,10 +142,10 @@ class Compactor {
     std::uint32_t end = 0;
     bool all = false;  // what WantTiles asked for
     // Where somebody waits: the policy that he asked under.
-    std::weak_ptr<const ManagedSequence> told_under = {};
+    std::weak_ptr<const ManagedSequence> waiter_policy = {};
   };
   // compactor_join.cc: one after another, here and now. ABORTED where somebody else is at a lane.
-  absl::Status JoinCrowded(const std::shared_ptr<cache::Sequence>& sequence);
+  absl::Status JoinCrowdedLanes(const std::shared_ptr<cache::Sequence>& sequence);
   absl::Status JoinSome(const std::shared_ptr<cache::Sequence>& sequence, std::uint32_t lane,
                         bool& joined);
   // compactor_tiles.cc
@@ -168,7 +168,7 @@ class Compactor {
     bool all_shown;              // Rows::all_shown
     bool amid_steps;             // Rows::amid_steps
     bool decoding;               // asked for by tokens that were decoded
-    bool keeps_decoded = false;  // LayerChooser::KeepDecoded
+    bool keeps_decoded = false;  // TokenSelector::KeepDecoded
   };
   absl::Status Choose(cache::Sequence& sequence, ManagedSequence& managed, AskedLayer asked);
   // What is chosen now; ChoiceOf also measures the time that it takes.
@@ -185,24 +185,24 @@ class Compactor {
     std::uint32_t lane = 0;
     // What somebody waits for, where it stands, and the policy that he asked for it under;
     // 0: whatever is wanted of the lane.
-    SealWishes::Told told = 0;
-    std::shared_ptr<LaneWork> told_to = nullptr;
-    std::weak_ptr<const ManagedSequence> told_under = {};
-    bool again = false;    // it comes from the line of those that found no memory
-    bool goes_on = false;  // with what another has begun
+    SealRequests::Told told = 0;
+    std::shared_ptr<LaneWork> waiter_lane = nullptr;
+    std::weak_ptr<const ManagedSequence> waiter_policy = {};
+    bool again = false;            // it comes from the line of those that found no memory
+    bool is_continuation = false;  // with what another has begun
   };
   void QueueSeal(const std::shared_ptr<cache::Sequence>& sequence, const SealJob& job,
                  Ticket ticket);
   // At most one job waits for each lane.
-  void WantSeal(const std::shared_ptr<cache::Sequence>& sequence, ManagedSequence& managed,
-                std::uint32_t lane, const SealWish& wish);
+  void RequestSeal(const std::shared_ptr<cache::Sequence>& sequence, ManagedSequence& managed,
+                   std::uint32_t lane, const SealRequest& wish);
   // Of lanes whose prompt ends with these rows: those that no job waits for, and that are to get
   // one.
-  static std::vector<std::uint32_t> WantEnd(ManagedSequence& managed, const cache::Model& model,
-                                            const Rows& rows);
-  void QueueStalled(std::optional<StalledSeals::Item> item);
+  static std::vector<std::uint32_t> RequestPromptEnd(ManagedSequence& managed,
+                                                     const cache::Model& model, const Rows& rows);
+  void QueueDeferred(std::optional<DeferredSeals::Item> item);
   // Those that met somebody at their lane, or a sequence that had been moved out.
-  void QueueParked(const std::shared_ptr<cache::Sequence>& sequence, ManagedSequence& managed);
+  void QueueDeferredOf(const std::shared_ptr<cache::Sequence>& sequence, ManagedSequence& managed);
   // `waits`: until nobody works on the lane. Else a lane where somebody does is left to them.
   absl::Status EncodeTiles(const std::shared_ptr<cache::Sequence>& sequence, std::uint32_t lane,
                            bool waits);
@@ -210,38 +210,38 @@ class Compactor {
     std::uint32_t layer = 0;
     bool left = false;  // to a seal that is in hand
     bool more = false;  // are there
-    std::optional<SealWish> wants_seal;
+    std::optional<SealRequest> wants_seal;
   };
   absl::Status EncodeTilesOf(cache::Sequence& sequence, ManagedSequence& managed,
                              std::uint32_t lane, LaneState& state, TilesOutcome& outcome);
   // Whoever has worked on a lane has let go of it.
-  void LaneFree(const std::shared_ptr<cache::Sequence>& sequence, ManagedSequence& managed,
-                std::uint32_t lane);
+  void OnLaneReleased(const std::shared_ptr<cache::Sequence>& sequence, ManagedSequence& managed,
+                      std::uint32_t lane);
   // Where nobody is told how it went, what finds no memory comes again.
-  // `goes_on`: there is more to do, and another job is to do it.
+  // `is_continuation`: there is more to do, and another job is to do it.
   absl::Status SealOrStall(const std::shared_ptr<cache::Sequence>& sequence, const SealJob& job,
-                           Turn& turn, bool& goes_on);
+                           Turn& turn, bool& is_continuation);
   // What the lane's jobs are to do, or a part of it. A long one would keep tails waiting where
   // there is one thread, and other sequences in any case. Nothing: another policy has been set.
   std::optional<absl::Status> Seal(cache::Sequence& sequence, ManagedSequence& managed,
-                                   std::uint32_t lane, bool& goes_on);
+                                   std::uint32_t lane, bool& is_continuation);
   LaneCoder::Options CoderOptions(const cache::Sequence& sequence, ManagedSequence& managed,
                                   LaneState& state);
   absl::StatusOr<std::shared_ptr<cache::Sequence>> ForkPaused(ManagedSequence& managed,
                                                               const ManagedSequence::Pause& pause,
                                                               const cache::Model& model,
-                                                              MakeFork fork);
+                                                              ForkFunction fork);
   // `end_wanted`: the seals of a prompt's end are wanted already.
   void AfterAppend(const std::shared_ptr<cache::Sequence>& sequence,
                    const std::shared_ptr<ManagedSequence>& managed, const Rows& rows,
                    bool end_wanted);
-  static absl::Status MayTakeHead(const cache::Sequence& sequence, const cache::Sequence& other);
+  static absl::Status CheckAdoptable(const cache::Sequence& sequence, const cache::Sequence& other);
   // Of one without a policy, when it was asked.
   static absl::Status TruncateUnmanaged(cache::Sequence& sequence, std::uint64_t tokens);
-  absl::StatusOr<Thinned> ThinLane(cache::Sequence& sequence, ManagedSequence& managed,
-                                   std::uint32_t index, std::uint64_t bytes);
+  absl::StatusOr<ReducedBytes> ReduceLane(cache::Sequence& sequence, ManagedSequence& managed,
+                                          std::uint32_t index, std::uint64_t bytes);
   // While no job of the policy before is at any lane; null: there is none.
-  absl::Status SetPolicyOver(cache::Sequence& sequence, ManagedSequence* before,
+  absl::Status ReplacePolicy(cache::Sequence& sequence, ManagedSequence* before,
                              policies::Policy policy);
   void WarnOfSmallBudget(const cache::Sequence& sequence, const policies::Policy& policy);
   void WarnOfShortSegments(const cache::Sequence& sequence, const policies::Policy& policy);
@@ -252,10 +252,10 @@ class Compactor {
   const Options options_;
   CodingCounters counters_;
   // A worker decides how often a full pool is met: complaints are kept to one a second.
-  Seldom complaints_;
-  Seldom small_budgets_{std::chrono::minutes(1)};
-  Seldom short_segments_{std::chrono::minutes(1)};
-  StalledSeals stalled_;
+  LogRateLimit complaints_;
+  LogRateLimit small_budgets_{std::chrono::minutes(1)};
+  LogRateLimit short_segments_{std::chrono::minutes(1)};
+  DeferredSeals stalled_;
 };
 
 }  // namespace tessera::compaction

@@ -43,13 +43,13 @@ class Compactor::Batch {
   Batch(Done done, const Rows& rows)
       : all_shown_(rows.all_shown), amid_steps_(rows.amid_steps), done_(std::move(done)) {}
   ~Batch() {
-    tail_shut_.reset();  // before whoever waits goes on
+    tail_blocks_.reset();  // before whoever waits goes on
     std::move(done_)(status_);
   }
   bool all_shown() const { return all_shown_; }    // Rows::all_shown
   bool amid_steps() const { return amid_steps_; }  // Rows::amid_steps
   // Until all of its jobs are done.
-  void Hold(cache::Sequence::TailShut shut) { tail_shut_ = std::move(shut); }
+  void Hold(cache::Sequence::TailBlock shut) { tail_blocks_ = std::move(shut); }
   void Report(const absl::Status& status) {
     MutexLock lock(mutex_);
     // That a policy leaves a layer whole is an answer; what failed in another one is not.
@@ -62,7 +62,7 @@ class Compactor::Batch {
   const bool amid_steps_;
   Mutex mutex_;
   absl::Status status_;  // in the destructor nobody else has it
-  cache::Sequence::TailShut tail_shut_;
+  cache::Sequence::TailBlock tail_blocks_;
   Done done_;
 };
 
@@ -99,7 +99,7 @@ class Compactor::Turn {
   Turn& operator=(const Turn&) = delete;
   ~Turn() {
     if (!again_) return;
-    compactor_.QueueStalled(compactor_.stalled_.Next(tenant_, found_));
+    compactor_.QueueDeferred(compactor_.stalled_.Next(tenant_, found_));
   }
   bool again() const { return again_; }
   // Another job goes on with it: that one answers.
@@ -107,7 +107,7 @@ class Compactor::Turn {
   // There was memory for it.
   void Found() { found_ = true; }
   // To the end of the line.
-  void Stall(StalledSeals::Item item) {
+  void Stall(DeferredSeals::Item item) {
     const Clock::TimePoint now = compactor_.options_.clock->Now();
     bool look = true;
     if (std::exchange(again_, false)) {

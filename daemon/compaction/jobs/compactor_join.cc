@@ -11,9 +11,9 @@
 
 namespace tessera::compaction {
 
-absl::Status Compactor::JoinCrowded(const std::shared_ptr<cache::Sequence>& sequence) {
+absl::Status Compactor::JoinCrowdedLanes(const std::shared_ptr<cache::Sequence>& sequence) {
   bool exhausted = false;
-  for (const std::uint32_t lane : sequence->CrowdedLanes(cache::kCrowded)) {
+  for (const std::uint32_t lane : sequence->LanesNearSegmentLimit(cache::kCrowded)) {
     bool joined = true;
     while (joined) {
       joined = false;
@@ -25,7 +25,8 @@ absl::Status Compactor::JoinCrowded(const std::shared_ptr<cache::Sequence>& sequ
     }
   }
   // If there is no memory for copies, a lane is left as it is while it can take another segment.
-  if (!exhausted || sequence->CrowdedLanes(shm::kMaxSegments - 1).empty()) return absl::OkStatus();
+  if (!exhausted || sequence->LanesNearSegmentLimit(shm::kMaxSegments - 1).empty())
+    return absl::OkStatus();
   return absl::ResourceExhaustedError(Concat(
       sequence->id().ToString(), " has lanes with the maximum of ", shm::kMaxSegments,
       " segments, and there is no memory for the copies needed to join them; free sequences, or "
@@ -35,14 +36,15 @@ absl::Status Compactor::JoinCrowded(const std::shared_ptr<cache::Sequence>& sequ
 absl::Status Compactor::JoinSome(const std::shared_ptr<cache::Sequence>& sequence,
                                  std::uint32_t lane, bool& joined) {
   const auto join = [&](const cache::OpenRun& run) {
-    absl::StatusOr<std::optional<cache::LaneSwap>> swap = cache::JoinShort(sequence->memory(), run);
+    absl::StatusOr<std::optional<cache::LaneSwap>> swap =
+        cache::JoinShortSegments(sequence->memory(), run);
     joined = swap.ok() && swap->has_value();
     return swap;
   };
   // One job per lane at a time, whatever the policy.
   const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(*sequence);
   if (managed == nullptr) return sequence->Recode({.lane = lane, .whole = true}, join);
-  const absl::Cleanup free = [&] { LaneFree(sequence, *managed, lane); };
+  const absl::Cleanup free = [&] { OnLaneReleased(sequence, *managed, lane); };
   MutexLock lock(managed->lane(lane).work->mutex);
   return sequence->Recode({.lane = lane, .whole = true}, join);
 }

@@ -14,15 +14,16 @@ namespace tessera::compaction {
 
 using internal::TenantOf;
 
-void Compactor::WantSeal(const std::shared_ptr<cache::Sequence>& sequence, ManagedSequence& managed,
-                         std::uint32_t lane, const SealWish& wish) {
+void Compactor::RequestSeal(const std::shared_ptr<cache::Sequence>& sequence,
+                            ManagedSequence& managed, std::uint32_t lane, const SealRequest& wish) {
   if (managed.lane(lane).work->seals.Want(wish)) {
     QueueSeal(sequence, {.lane = lane}, Ticket(nullptr));
   }
 }
 
-std::vector<std::uint32_t> Compactor::WantEnd(ManagedSequence& managed, const cache::Model& model,
-                                              const Rows& rows) {
+std::vector<std::uint32_t> Compactor::RequestPromptEnd(ManagedSequence& managed,
+                                                       const cache::Model& model,
+                                                       const Rows& rows) {
   std::vector<std::uint32_t> first;
   const policies::Policy& policy = managed.policy();
   if (!policy.mosaic.has_value() || policy.chooses()) return first;
@@ -44,18 +45,18 @@ void Compactor::QueueSeal(const std::shared_ptr<cache::Sequence>& sequence, cons
        .tenant = TenantOf(*sequence),
        .owner = sequence->id().value(),
        // Old and new form of so many lanes are held at a time as there are threads.
-       .goes_on = job.goes_on},
+       .is_continuation = job.is_continuation},
       [this, weak = std::weak_ptr(sequence), job, ticket = std::move(ticket),
        tenant = TenantOf(*sequence)]() mutable {
         Turn turn(*this, tenant, job.again);
         const std::shared_ptr<cache::Sequence> held = weak.lock();
         if (held == nullptr) return;
-        bool goes_on = false;
-        const absl::Status status = SealOrStall(held, job, turn, goes_on);
-        if (goes_on) {
+        bool is_continuation = false;
+        const absl::Status status = SealOrStall(held, job, turn, is_continuation);
+        if (is_continuation) {
           turn.PassOn();
           SealJob next = job;
-          next.goes_on = true;
+          next.is_continuation = true;
           QueueSeal(held, next, std::move(ticket));
           return;
         }
@@ -69,7 +70,7 @@ void Compactor::QueueSeal(const std::shared_ptr<cache::Sequence>& sequence, cons
 }
 
 std::optional<absl::Status> Compactor::Seal(cache::Sequence& sequence, ManagedSequence& managed,
-                                            std::uint32_t index, bool& goes_on) {
+                                            std::uint32_t index, bool& is_continuation) {
   ManagedSequence::ManagedLane& lane = managed.lane(index);
   MutexLock lock(lane.work->mutex);
   // What begins behind SetPolicy follows the policy that it has set.
@@ -81,21 +82,21 @@ std::optional<absl::Status> Compactor::Seal(cache::Sequence& sequence, ManagedSe
     status = sequence.Recode({.lane = index}, [&](const cache::OpenRun& run) {
       LaneCoder coder(options, run);
       LaneCoder::Swap swap = coder.Seal(lane.work->seals.running());
-      goes_on = coder.goes_on();
+      is_continuation = coder.is_continuation();
       left = coder.left_dense();
       return swap;
     });
-    goes_on = goes_on && status.ok();
+    is_continuation = is_continuation && status.ok();
     if (!absl::IsAborted(status)) break;
   }
-  if (!goes_on) lane.state.begun.reset();
+  if (!is_continuation) lane.state.begun.reset();
   if (absl::IsResourceExhausted(status)) left = DenseBecause(status);
-  if (!goes_on && left.has_value()) Note(lane.left_dense, *std::move(left), 1);
+  if (!is_continuation && left.has_value()) Note(lane.left_dense, *std::move(left), 1);
   return status;
 }
 
 absl::Status Compactor::SealOrStall(const std::shared_ptr<cache::Sequence>& sequence,
-                                    const SealJob& job, Turn& turn, bool& goes_on) {
+                                    const SealJob& job, Turn& turn, bool& is_continuation) {
   const auto nothing_done = [&]() -> absl::Status {
     return job.told == 0 ? absl::OkStatus() : internal::PolicyChanged(*sequence);
   };
@@ -103,20 +104,20 @@ absl::Status Compactor::SealOrStall(const std::shared_ptr<cache::Sequence>& sequ
   if (before == nullptr) return nothing_done();
   const std::shared_ptr<LaneWork> work = before->lane(job.lane).work;
   // Told to a lane whose policy had gone before this one came.
-  if (job.told != 0 && job.told_to != work) return nothing_done();
+  if (job.told != 0 && job.waiter_lane != work) return nothing_done();
   // Where there is none, somebody else's seal has done the work already. Whoever waits is told of
   // the work itself: another job may have taken it on, and failed.
   if (!work->seals.Begin(job.told)) return nothing_done();
   const absl::Cleanup ends = [&] {
     work->seals.End();
-    if (goes_on) return;
+    if (is_continuation) return;
     work->seals.Forget(job.told);
     // In this order: tiles leave the lane to a seal that is in hand.
-    LaneFree(sequence, *before, job.lane);
+    OnLaneReleased(sequence, *before, job.lane);
   };
   // Those before it have found no memory.
   const bool joins =
-      job.told == 0 && !turn.again() && !job.goes_on && stalled_.Any(TenantOf(*sequence));
+      job.told == 0 && !turn.again() && !job.is_continuation && stalled_.Any(TenantOf(*sequence));
   std::optional<absl::Status> sealed;
   bool as_asked = true;
   while (!sealed.has_value()) {
@@ -126,14 +127,14 @@ absl::Status Compactor::SealOrStall(const std::shared_ptr<cache::Sequence>& sequ
     // Where tokens are chosen, what seals is the choice.
     if (managed->policy().chooses()) return nothing_done();
     if (joins) break;
-    work->seals.TakeOnStalled();
-    sealed = Seal(*sequence, *managed, job.lane, goes_on);
-    as_asked = job.told == 0 || managed == job.told_under.lock();
+    work->seals.AdoptDeferred();
+    sealed = Seal(*sequence, *managed, job.lane, is_continuation);
+    as_asked = job.told == 0 || managed == job.waiter_policy.lock();
   }
   const absl::Status status = sealed.value_or(absl::OkStatus());
-  if (!joins && status.ok() && !goes_on) turn.Found();
+  if (!joins && status.ok() && !is_continuation) turn.Found();
   // Nobody moves it out from under what goes on.
-  if (goes_on) work->seals.WantRunning();
+  if (is_continuation) work->seals.RequeueRunning();
   // Also where somebody is told: a prompt may have come to its end there, and that is not
   // forgotten.
   const bool no_memory = joins || absl::IsResourceExhausted(status);
@@ -146,7 +147,7 @@ absl::Status Compactor::SealOrStall(const std::shared_ptr<cache::Sequence>& sequ
 }
 
 // That one, or the first behind it that still has something to do.
-void Compactor::QueueStalled(std::optional<StalledSeals::Item> item) {
+void Compactor::QueueDeferred(std::optional<DeferredSeals::Item> item) {
   for (; item.has_value(); item = stalled_.Next(item->tenant, /*found=*/false)) {
     const std::shared_ptr<cache::Sequence> sequence = item->sequence.lock();
     const std::shared_ptr<ManagedSequence> managed =
@@ -156,24 +157,24 @@ void Compactor::QueueStalled(std::optional<StalledSeals::Item> item) {
     work.seal_in_line.store(false);
     // One that has been moved out keeps nobody waiting.
     if (sequence->Describe(/*lanes=*/false).offloaded) continue;
-    if (!work.seals.WantStalled()) continue;
+    if (!work.seals.RequeueDeferred()) continue;
     QueueSeal(sequence, {.lane = item->lane, .again = true}, Ticket(nullptr));
     return;
   }
 }
 
-void Compactor::QueueParked(const std::shared_ptr<cache::Sequence>& sequence,
-                            ManagedSequence& managed) {
+void Compactor::QueueDeferredOf(const std::shared_ptr<cache::Sequence>& sequence,
+                                ManagedSequence& managed) {
   for (std::uint32_t lane = 0; lane < sequence->model().lanes(); ++lane) {
     LaneWork& work = *managed.lane(lane).work;
-    if (work.seal_in_line.load() || !work.seals.WantStalled()) continue;
+    if (work.seal_in_line.load() || !work.seals.RequeueDeferred()) continue;
     QueueSeal(sequence, {.lane = lane}, Ticket(nullptr));
   }
 }
 
 std::optional<Clock::Duration> Compactor::Resume() {
   const Clock::TimePoint now = options_.clock->Now();
-  for (const StalledSeals::Item& item : stalled_.TakeDue(now)) QueueStalled(item);
+  for (const DeferredSeals::Item& item : stalled_.TakeDue(now)) QueueDeferred(item);
   return stalled_.DueIn(now);
 }
 

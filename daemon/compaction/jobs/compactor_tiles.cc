@@ -55,7 +55,7 @@ void Compactor::QueueTiles(const std::shared_ptr<cache::Sequence>& sequence, Til
           }
         }
         // Checked last: EncodeTiles uses the policy that is set when it runs.
-        if (ticket.waited_for() && ManagedSequence::Of(*held) != job.told_under.lock()) {
+        if (ticket.waited_for() && ManagedSequence::Of(*held) != job.waiter_policy.lock()) {
           ticket.Report(internal::PolicyChanged(*held));
         }
         job.first = end;
@@ -93,16 +93,16 @@ absl::Status Compactor::EncodeTiles(const std::shared_ptr<cache::Sequence>& sequ
   if (outcome.left) {
     lane.work->tiles_left.store(true);
     // The seal may have ended, and checked tiles_left, before it was set.
-    if (!lane.work->seals.in_hand()) LaneFree(sequence, *managed, index);
+    if (!lane.work->seals.in_hand()) OnLaneReleased(sequence, *managed, index);
     return status;
   }
   if (outcome.more && status.ok()) lane.work->tiles_left.store(true);
-  LaneFree(sequence, *managed, index);
+  OnLaneReleased(sequence, *managed, index);
   if (!outcome.wants_seal.has_value()) return status;
   if (managed->policy().chooses()) {
     QueueKeepDecoded(sequence, managed, outcome.layer);
   } else {
-    WantSeal(sequence, *managed, index, *outcome.wants_seal);
+    RequestSeal(sequence, *managed, index, *outcome.wants_seal);
   }
   return status;
 }
@@ -111,12 +111,12 @@ absl::Status Compactor::EncodeTilesOf(cache::Sequence& sequence, ManagedSequence
                                       std::uint32_t index, LaneState& state,
                                       TilesOutcome& outcome) {
   LaneCoder::Options options = CoderOptions(sequence, managed, state);
-  const SealWishes& seals = managed.lane(index).work->seals;
+  const SealRequests& seals = managed.lane(index).work->seals;
   const bool seals_lanes = managed.policy().mosaic.has_value() && !managed.policy().chooses();
-  const std::uint64_t without_raw = state.without_raw;
+  const std::uint64_t entries_without_raw = state.entries_without_raw;
   absl::Status status;
   for (int attempt = 0; attempt < internal::kAttempts; ++attempt) {
-    status = sequence.Recode({.lane = index, .least_plain = kernels::kTileEntries},
+    status = sequence.Recode({.lane = index, .min_dense_entries = kernels::kTileEntries},
                              [&](const cache::OpenRun& run) -> LaneCoder::Swap {
                                if (managed.Interrupted(run.layer)) return std::nullopt;
                                outcome = {.layer = run.layer};
@@ -124,7 +124,8 @@ absl::Status Compactor::EncodeTilesOf(cache::Sequence& sequence, ManagedSequence
                                // before its rows become visible.
                                outcome.left = seals_lanes && seals.in_hand();
                                if (outcome.left) return std::nullopt;
-                               state.without_raw = without_raw;  // undo a failed attempt
+                               state.entries_without_raw =
+                                   entries_without_raw;  // undo a failed attempt
                                options.chosen_before = managed.chosen_before(run.layer);
                                LaneCoder coder(options, run);
                                LaneCoder::Swap swap = coder.EncodeTiles();
@@ -139,8 +140,8 @@ absl::Status Compactor::EncodeTilesOf(cache::Sequence& sequence, ManagedSequence
   return status;
 }
 
-void Compactor::LaneFree(const std::shared_ptr<cache::Sequence>& sequence, ManagedSequence& managed,
-                         std::uint32_t lane) {
+void Compactor::OnLaneReleased(const std::shared_ptr<cache::Sequence>& sequence,
+                               ManagedSequence& managed, std::uint32_t lane) {
   if (managed.lane(lane).work->tiles_left.load()) {
     QueueTiles(sequence, {.first = lane, .end = lane + 1}, Ticket(nullptr));
   }

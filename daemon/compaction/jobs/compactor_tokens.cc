@@ -7,11 +7,11 @@
 #include <utility>
 
 #include "daemon/base/check.h"
-#include "daemon/base/future_tokens.h"
+#include "daemon/base/expected_tokens.h"
 #include "daemon/base/strings.h"
 #include "daemon/compaction/jobs/compactor.h"
 #include "daemon/compaction/jobs/compactor_jobs.h"
-#include "daemon/compaction/lanes/lane_gather.h"
+#include "daemon/compaction/lanes/entry_dropper.h"
 #include "kernels/tokens/counts.h"
 
 namespace tessera::compaction {
@@ -39,7 +39,7 @@ void Forget(const Policy& policy, const LayerChoice& choice, Observation& observ
   if (needs.decode_queries) return;
   const std::uint64_t newest = std::max<std::uint64_t>(
       needs.last_queries,
-      kernels::CountUp(needs.last_share * static_cast<double>(FutureTokens(choice.end))));
+      kernels::CountUp(needs.last_share * static_cast<double>(ExpectedTokens(choice.end))));
   observation.KeepNewest(newest + kTakenBack);
 }
 
@@ -57,7 +57,7 @@ bool FirstForm(const Policy& policy, const cache::OpenRun& run,
 
 // ---- what a worker shows
 
-absl::Status Compactor::Observe(cache::Sequence& sequence, const ShownLayer& shown) {
+absl::Status Compactor::Observe(cache::Sequence& sequence, const ObservedLayer& shown) {
   const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(sequence);
   const Policy none;
   const Policy& policy = managed == nullptr ? none : managed->policy();
@@ -79,8 +79,8 @@ absl::StatusOr<std::uint64_t> Compactor::NormsFrom(const cache::Sequence& sequen
   const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(sequence);
   if (managed == nullptr) return 0;
   const std::vector<policies::TokenSpan> prompts = managed->prompts();
-  return LayerChooser({.sequence = &sequence, .policy = &managed->policy(), .prompts = prompts},
-                      layer)
+  return TokenSelector({.sequence = &sequence, .policy = &managed->policy(), .prompts = prompts},
+                       layer)
       .NormsFrom();
 }
 
@@ -239,7 +239,8 @@ absl::Status Compactor::Choose(cache::Sequence& sequence, ManagedSequence& manag
     absl::Status status = Refit(sequence, managed, index, *choice);
     if (status.ok()) status = CarryOut(sequence, managed, index, *choice);
     for (std::uint32_t head = 0; head < lanes; ++head) {
-      LaneFree(sequence.shared_from_this(), managed, sequence.model().layout().lane(index, head));
+      OnLaneReleased(sequence.shared_from_this(), managed,
+                     sequence.model().layout().lane(index, head));
     }
     if (status.ok()) {
       if (std::optional<DenseRows> left = choice->LeftDense(managed.policy())) {
@@ -252,8 +253,8 @@ absl::Status Compactor::Choose(cache::Sequence& sequence, ManagedSequence& manag
       if (!choice->keeps) {
         if (decides) counters_.decisions_made.fetch_add(1, std::memory_order_relaxed);
         const bool chose = !choice->UntouchedAll() || !choice->memory.scores.empty();
-        if (chose) layer.state.chosen_until = choice->until;
-        layer.state.looked_until = std::max(layer.state.looked_until.load(), choice->end);
+        if (chose) layer.state.depends_until = choice->until;
+        layer.state.considered_until = std::max(layer.state.considered_until.load(), choice->end);
         layer.state.refused = choice->refused;
         Forget(managed.policy(), *choice, layer.state.observation);
       }
@@ -290,19 +291,19 @@ absl::StatusOr<LayerChoice> Compactor::Choice(const cache::Sequence& sequence,
                                               const LayerState& state) {
   const std::uint32_t index = asked.index;
   // A choice under the policy before may have moved them since this one was set.
-  if (policies::TurnsKeysBack(managed.policy()) && sequence.HasMoved()) {
+  if (policies::UsesUnrotatedKeys(managed.policy()) && sequence.HasMoved()) {
     return internal::MovedPositions(sequence);
   }
   const std::vector<policies::TextMark> text = managed.text();
   const std::vector<policies::TokenSpan> prompts = managed.prompts();
-  const LayerChooser chooser({.sequence = &sequence,
-                              .policy = &managed.policy(),
-                              .text = text,
-                              .prompts = prompts,
-                              .all_shown = asked.all_shown,
-                              .decoding = asked.decoding,
-                              .open_step = asked.amid_steps ? &managed.open_step() : nullptr},
-                             index);
+  const TokenSelector chooser({.sequence = &sequence,
+                               .policy = &managed.policy(),
+                               .text = text,
+                               .prompts = prompts,
+                               .all_shown = asked.all_shown,
+                               .decoding = asked.decoding,
+                               .open_step = asked.amid_steps ? &managed.open_step() : nullptr},
+                              index);
   if (asked.keeps_decoded) return chooser.KeepDecoded(state);
   const std::uint32_t decides = policies::DecidesFor(managed.policy(), index);
   if (decides == index) {
@@ -322,7 +323,7 @@ absl::StatusOr<LayerChoice> Compactor::Choice(const cache::Sequence& sequence,
 absl::Status Compactor::Refit(const cache::Sequence& sequence, ManagedSequence& managed,
                               std::uint32_t layer, LayerChoice& choice) {
   if (choice.cut_at == LayerChoice::kNotCut) return absl::OkStatus();
-  return LayerChooser({.sequence = &sequence, .policy = &managed.policy()}, layer).Refit(choice);
+  return TokenSelector({.sequence = &sequence, .policy = &managed.policy()}, layer).Refit(choice);
 }
 
 absl::Status Compactor::CarryOut(cache::Sequence& sequence, ManagedSequence& managed,
@@ -336,9 +337,9 @@ absl::Status Compactor::CarryOut(cache::Sequence& sequence, ManagedSequence& man
       choice.key_channels.empty()) {
     return absl::OkStatus();
   }
-  std::optional<KeyTurner> turner;
+  std::optional<RopeShift> turner;
   std::optional<cache::PositionMove> moves;
-  if (policies::MovesPositions(policy) || policies::TurnsKeysBack(policy)) {
+  if (policies::MovesPositions(policy) || policies::UsesUnrotatedKeys(policy)) {
     turner.emplace(sequence.model().spec(), layout.tile(layer));
   }
   if (policies::MovesPositions(policy)) {
@@ -387,13 +388,13 @@ absl::Status Compactor::CarryOut(cache::Sequence& sequence, ManagedSequence& man
           if (!first &&
               (choice.continued || (policies::Continues(policy) && !run.settled.empty()))) {
             if (coding.decision == nullptr) return std::nullopt;
-            return LaneGather(sequence.memory(), run).Keep(*coding.decision, coding.decided);
+            return EntryDropper(sequence.memory(), run).Keep(*coding.decision, coding.decided);
           }
           if (first) coding.decision = &choice.lanes[head];
           LaneCoder coder(coding, run);
           if (!packs) return coding.decision != nullptr ? coder.Retain() : coder.EncodeTiles();
           LaneCoder::Swap swap =
-              policy.mosaic.has_value() ? coder.Seal(SealWish::Everything()) : coder.CutKeys();
+              policy.mosaic.has_value() ? coder.Seal(SealRequest::Everything()) : coder.CutKeys();
           left = coder.left_dense();
           return swap;
         });

@@ -5,7 +5,7 @@
 
 namespace tessera::compaction {
 
-bool StalledSeals::Join(Item item, Clock::TimePoint now) {
+bool DeferredSeals::Join(Item item, Clock::TimePoint now) {
   MutexLock lock(mutex_);
   const auto [it, fresh] = lines_.try_emplace(item.tenant);
   Line& line = it->second;
@@ -14,7 +14,7 @@ bool StalledSeals::Join(Item item, Clock::TimePoint now) {
   return fresh;
 }
 
-void StalledSeals::Return(Item item, Clock::TimePoint now) {
+void DeferredSeals::Return(Item item, Clock::TimePoint now) {
   MutexLock lock(mutex_);
   Line& line = lines_[item.tenant];
   line.items.push_back(std::move(item));
@@ -23,7 +23,7 @@ void StalledSeals::Return(Item item, Clock::TimePoint now) {
   line.tried = false;
 }
 
-std::optional<StalledSeals::Item> StalledSeals::Next(TenantId tenant, bool found) {
+std::optional<DeferredSeals::Item> DeferredSeals::Next(TenantId tenant, bool found) {
   MutexLock lock(mutex_);
   const auto it = lines_.find(tenant);
   if (it == lines_.end()) return std::nullopt;
@@ -39,12 +39,12 @@ std::optional<StalledSeals::Item> StalledSeals::Next(TenantId tenant, bool found
   return next;
 }
 
-bool StalledSeals::Any(TenantId tenant) const {
+bool DeferredSeals::Any(TenantId tenant) const {
   MutexLock lock(mutex_);
   return lines_.contains(tenant);
 }
 
-std::vector<StalledSeals::Item> StalledSeals::TakeDue(Clock::TimePoint now) {
+std::vector<DeferredSeals::Item> DeferredSeals::TakeDue(Clock::TimePoint now) {
   std::vector<Item> due;
   MutexLock lock(mutex_);
   for (auto& [tenant, line] : lines_) {
@@ -56,7 +56,7 @@ std::vector<StalledSeals::Item> StalledSeals::TakeDue(Clock::TimePoint now) {
   return due;
 }
 
-std::optional<Clock::Duration> StalledSeals::DueIn(Clock::TimePoint now) const {
+std::optional<Clock::Duration> DeferredSeals::DueIn(Clock::TimePoint now) const {
   std::optional<Clock::Duration> next;
   MutexLock lock(mutex_);
   for (const auto& [tenant, line] : lines_) {

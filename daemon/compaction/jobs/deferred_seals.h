@@ -19,8 +19,8 @@
 
 namespace tessera::compaction {
 
-// Thread-safe. What the seal has to do is stored with the lane (SealWishes).
-class StalledSeals {
+// Thread-safe. What the seal has to do is stored with the lane (SealRequests).
+class DeferredSeals {
  public:
   struct Item {
     TenantId tenant;

@@ -27,9 +27,9 @@ namespace tessera::compaction {
 // has one after another share it.
 struct LaneWork {
   Mutex mutex;  // held by the job that works on the lane
-  SealWishes seals;
-  // Whether one that could not be carried out is in the line for memory (StalledSeals). Where it is
-  // not, the lane's next rows bring it back.
+  SealRequests seals;
+  // Whether one that could not be carried out is in the line for memory (DeferredSeals). Where it
+  // is not, the lane's next rows bring it back.
   std::atomic<bool> seal_in_line{false};
   // Tiles that found another job at work here: it has them encoded when it is done.
   std::atomic<bool> tiles_left{false};
@@ -102,10 +102,10 @@ class ManagedSequence final : public cache::Companion {
   ManagedSequence(ManagedSequence& parent, const Pause&, cache::Sequence& fork,
                   std::uint64_t tokens) TESSERA_NO_THREAD_SAFETY_ANALYSIS
       : ManagedSequence(parent.policy_, fork.model()) {
-    if (parent.PartsAChoice(tokens)) fork.set_made_by_hand();
+    if (parent.SplitsDecision(tokens)) fork.set_has_manual_changes();
     TakeLeftDenseOf(parent);
     for (std::size_t i = 0; i < layers_.size(); ++i) {
-      layers_[i].state.TakeDecisionsOf(parent.layers_[i].state);
+      layers_[i].state.AdoptDecisions(parent.layers_[i].state);
       layers_[i].unfinished = parent.layers_[i].unfinished;
       layers_[i].interrupted = layers_[i].unfinished.has_value();
       layers_[i].state.observation = parent.layers_[i].state.observation;
@@ -117,8 +117,8 @@ class ManagedSequence final : public cache::Companion {
     text_ = parent.text_;
     prompts_ = parent.prompts_;
     CutTextTo(tokens);
-    open_step_.Follow(parent.open_step_);
-    open_step_.CutTo(tokens);
+    uncommitted_step_.Follow(parent.uncommitted_step_);
+    uncommitted_step_.CutTo(tokens);
   }
 
   // A job waits for the rows.
@@ -143,8 +143,8 @@ class ManagedSequence final : public cache::Companion {
 
   // What the strategy before loses of the newest tiles of a lane; 0 where none wait for their own,
   // or none has come since a fork or another policy.
-  kernels::Loss ShownLoss(std::uint32_t index) const TESSERA_NO_THREAD_SAFETY_ANALYSIS {
-    return lanes_[index].state.ShownLoss();
+  kernels::Loss MonitoredLoss(std::uint32_t index) const TESSERA_NO_THREAD_SAFETY_ANALYSIS {
+    return lanes_[index].state.MonitoredLoss();
   }
   // The tokens that every layer has chosen among.
   std::uint64_t decided_until() const TESSERA_NO_THREAD_SAFETY_ANALYSIS {
@@ -162,9 +162,9 @@ class ManagedSequence final : public cache::Companion {
 
   // Whether something was chosen among more than the first `tokens`: what stays of those may be
   // less than the policy keeps.
-  bool PartsAChoice(std::uint64_t tokens) const TESSERA_NO_THREAD_SAFETY_ANALYSIS {
+  bool SplitsDecision(std::uint64_t tokens) const TESSERA_NO_THREAD_SAFETY_ANALYSIS {
     const auto parts = [tokens](const ManagedLayer& layer) {
-      return layer.state.chosen_until > tokens ||
+      return layer.state.depends_until > tokens ||
              (layer.unfinished.has_value() && layer.unfinished->end > tokens);
     };
     return tokens > 0 && policy_.drops_entries() && std::ranges::any_of(layers_, parts);
@@ -185,7 +185,7 @@ class ManagedSequence final : public cache::Companion {
   // It was cut to so many tokens.
   void CutTo(cache::Sequence& sequence, std::uint64_t tokens,
              const Pause&) TESSERA_NO_THREAD_SAFETY_ANALYSIS {
-    if (PartsAChoice(tokens)) sequence.set_made_by_hand();
+    if (SplitsDecision(tokens)) sequence.set_has_manual_changes();
     for (ManagedLane& lane : lanes_) {
       lane.work->seals.CutTo(tokens);
       lane.left_dense.CutTo(tokens);
@@ -195,19 +195,19 @@ class ManagedSequence final : public cache::Companion {
       layer.state.CutTo(tokens);
       if (layer.unfinished.has_value()) layer.unfinished->CutTo(tokens);
     }
-    open_step_.CutTo(tokens);
+    uncommitted_step_.CutTo(tokens);
     MutexLock lock(text_mutex_);
     CutTextTo(tokens);
   }
   // All its lanes hold the other's entries now, and it has no others: what has been decided about
   // them is what was decided there, in all lanes. What was shown, or waits to be done, is its own.
-  void TakeDecisionsOf(ManagedSequence& other, const Pause&,
-                       const Pause& /*other*/) TESSERA_NO_THREAD_SAFETY_ANALYSIS {
+  void AdoptDecisions(ManagedSequence& other, const Pause&,
+                      const Pause& /*other*/) TESSERA_NO_THREAD_SAFETY_ANALYSIS {
     TESSERA_CHECK(policy_.text == other.policy_.text, "both have one policy");
     TakeLeftDenseOf(other);
     for (std::size_t i = 0; i < layers_.size(); ++i) {
       const std::uint64_t before = layers_[i].state.decided_until;
-      layers_[i].state.TakeDecisionsOf(other.layers_[i].state);
+      layers_[i].state.AdoptDecisions(other.layers_[i].state);
       if (layers_[i].state.decided_until > before) {
         layers_[i].state.observation.ForgetBefore(layers_[i].state.decided_until);
       }
@@ -233,15 +233,16 @@ class ManagedSequence final : public cache::Companion {
       layers_[i].state.memory.boundaries = layer.unfinished.has_value()
                                                ? layer.unfinished->BoundariesNow(layer.state.memory)
                                                : layer.state.memory.boundaries;
-      if (!policies::LearnsAlike(policy_, before.policy_) || layer.unfinished.has_value()) continue;
-      layers_[i].state.TakeDecisionsOf(layer.state);
+      if (!policies::LearnsTheSame(policy_, before.policy_) || layer.unfinished.has_value())
+        continue;
+      layers_[i].state.AdoptDecisions(layer.state);
       // By this budget others would have gone, and at other times.
-      if (layer.state.decided_until > 0) sequence.set_made_by_hand();
+      if (layer.state.decided_until > 0) sequence.set_has_manual_changes();
     }
     for (std::size_t i = 0; i < lanes_.size(); ++i) lanes_[i].work = before.lanes_[i].work;
     std::vector<policies::TextMark> text = before.text();
     std::vector<policies::TokenSpan> prompts = before.prompts();
-    open_step_.Follow(before.open_step_);
+    uncommitted_step_.Follow(before.uncommitted_step_);
     MutexLock lock(text_mutex_);
     text_ = std::move(text);
     for (const policies::TokenSpan& prompt : prompts) prompts_.Add(prompt.begin, prompt.end);
@@ -261,7 +262,7 @@ class ManagedSequence final : public cache::Companion {
 
   // Tokens [begin, end) came as a prompt, or a part of one.
   void TakePrompt(std::uint64_t begin, std::uint64_t end) {
-    open_step_.Prompt(end);
+    uncommitted_step_.Prompt(end);
     MutexLock lock(text_mutex_);
     prompts_.Add(begin, end);
   }
@@ -275,8 +276,8 @@ class ManagedSequence final : public cache::Companion {
     return prompts_.spans();
   }
   // Tokens [begin, end) were decoded, by a step that may not have ended.
-  void TakeStep(std::uint64_t begin, std::uint64_t end) { open_step_.Begin(begin, end); }
-  const OpenStep& open_step() const { return open_step_; }
+  void TakeStep(std::uint64_t begin, std::uint64_t end) { uncommitted_step_.Begin(begin, end); }
+  const UncommittedStep& open_step() const { return uncommitted_step_; }
 
   // Tokens before this one a choice may still come for; those behind stay, if no prompt comes.
   std::uint64_t chosen_before(std::uint32_t layer) const TESSERA_NO_THREAD_SAFETY_ANALYSIS {
@@ -284,7 +285,7 @@ class ManagedSequence final : public cache::Companion {
     if (policies::Continues(policy_)) return ~std::uint64_t{0};
     MutexLock lock(text_mutex_);
     const std::uint64_t prompts = prompts_.spans().empty() ? 0 : prompts_.spans().back().end;
-    return prompts <= layers_[layer].state.looked_until ? 0 : prompts;
+    return prompts <= layers_[layer].state.considered_until ? 0 : prompts;
   }
 
   // True for the first that asks since the job began.
@@ -318,7 +319,7 @@ class ManagedSequence final : public cache::Companion {
   mutable Mutex text_mutex_;
   std::vector<policies::TextMark> text_ TESSERA_GUARDED_BY(text_mutex_);
   PromptSpans prompts_ TESSERA_GUARDED_BY(text_mutex_);
-  OpenStep open_step_;
+  UncommittedStep uncommitted_step_;
 };
 
 }  // namespace tessera::compaction

@@ -17,8 +17,8 @@ using LaneDescription = cache::Sequence::LaneDescription;
 
 namespace {
 
-absl::Status NothingPacked(const cache::Sequence& sequence, const LaneDescription& lane,
-                           std::string_view what_it_does) {
+absl::Status CheckNothingPacked(const cache::Sequence& sequence, const LaneDescription& lane,
+                                std::string_view what_it_does) {
   for (const cache::SegmentRun& run : lane.runs) {
     if (!run.shape.packed()) continue;
     return absl::FailedPreconditionError(Concat(sequence.id().ToString(), " holds ", run.entries,
@@ -31,10 +31,10 @@ absl::Status NothingPacked(const cache::Sequence& sequence, const LaneDescriptio
 
 // Keys are rotated by how far their entry moves in the lane, so each entry's rotary position must
 // be its index.
-absl::Status MayMovePositions(const cache::Sequence& sequence) {
-  if (absl::Status fits = KeyTurner::WhyNot(sequence.model().spec()); !fits.ok()) return fits;
+absl::Status CheckPositionsCanMove(const cache::Sequence& sequence) {
+  if (absl::Status fits = RopeShift::WhyNot(sequence.model().spec()); !fits.ok()) return fits;
   for (const LaneDescription& lane : sequence.Describe(/*lanes=*/true).lanes) {
-    if (absl::Status fits = NothingPacked(sequence, lane, "moves positions"); !fits.ok()) {
+    if (absl::Status fits = CheckNothingPacked(sequence, lane, "moves positions"); !fits.ok()) {
       return fits;
     }
     if (lane.entries + lane.position_shift == lane.tokens) continue;
@@ -48,8 +48,8 @@ absl::Status MayMovePositions(const cache::Sequence& sequence) {
 }
 
 // The rotation of a key is undone from its token's position, so entries may not have moved.
-absl::Status MayTurnKeysBack(const cache::Sequence& sequence) {
-  if (absl::Status fits = KeyTurner::WhyNot(sequence.model().spec()); !fits.ok()) return fits;
+absl::Status CheckKeysCanBeUnrotated(const cache::Sequence& sequence) {
+  if (absl::Status fits = RopeShift::WhyNot(sequence.model().spec()); !fits.ok()) return fits;
   return sequence.HasMoved() ? internal::MovedPositions(sequence) : absl::OkStatus();
 }
 
@@ -57,15 +57,15 @@ std::string Where(const cache::Sequence& sequence, const LaneDescription& lane) 
   return Concat(sequence.id().ToString(), ", layer ", lane.layer, ", kv head ", lane.kv_head);
 }
 
-absl::Status AreAlike(policies::LanesAlike alike, const cache::Sequence& sequence,
-                      const LaneDescription& first, const LaneDescription& lane) {
+absl::Status CheckLanesEqual(policies::LaneEquality alike, const cache::Sequence& sequence,
+                             const LaneDescription& first, const LaneDescription& lane) {
   if (first.entries != lane.entries) {
     return absl::FailedPreconditionError(
         Concat(Where(sequence, lane), " holds ", lane.entries, " entries, but kv head ",
                first.kv_head, " holds ", first.entries,
                "; a policy that makes one decision for all lanes of a layer needs equal counts"));
   }
-  if (alike == policies::LanesAlike::kLength || first.positions == lane.positions) {
+  if (alike == policies::LaneEquality::kLength || first.positions == lane.positions) {
     return absl::OkStatus();
   }
   return absl::FailedPreconditionError(
@@ -74,35 +74,38 @@ absl::Status AreAlike(policies::LanesAlike alike, const cache::Sequence& sequenc
 }
 
 // Lists positions only if some token was dropped.
-cache::Sequence::Description Describe(policies::LanesAlike alike, const cache::Sequence& sequence) {
+cache::Sequence::Description Describe(policies::LaneEquality alike,
+                                      const cache::Sequence& sequence) {
   cache::Sequence::Description shown = sequence.Describe(cache::Sequence::Detail::kLanes);
   const bool all = std::ranges::all_of(
       shown.lanes, [](const LaneDescription& lane) { return lane.entries == lane.tokens; });
-  if (all || alike != policies::LanesAlike::kTokens) return shown;
+  if (all || alike != policies::LaneEquality::kTokens) return shown;
   return sequence.Describe(cache::Sequence::Detail::kEntries);
 }
 
 // For policies that decide about whole lanes, not only about entries that wait for a strategy.
-absl::Status MayDecideAboutAll(const policies::Policy& policy, const cache::Sequence& sequence) {
-  const policies::LanesAlike alike = policies::NeedsLanesAlike(policy);
-  if (!policies::Merges(policy) && alike == policies::LanesAlike::kNothing) return absl::OkStatus();
+absl::Status CheckWholeLanes(const policies::Policy& policy, const cache::Sequence& sequence) {
+  const policies::LaneEquality alike = policies::NeededLaneEquality(policy);
+  if (!policies::Merges(policy) && alike == policies::LaneEquality::kNothing)
+    return absl::OkStatus();
   const cache::Sequence::Description shown = Describe(alike, sequence);
   for (const LaneDescription& lane : shown.lanes) {
     if (policies::Merges(policy)) {
-      absl::Status fits = NothingPacked(sequence, lane, "merges all of a lane");
+      absl::Status fits = CheckNothingPacked(sequence, lane, "merges all of a lane");
       if (!fits.ok()) return fits;
     }
-    if (alike == policies::LanesAlike::kNothing) continue;
+    if (alike == policies::LaneEquality::kNothing) continue;
     const auto first = std::ranges::find(shown.lanes, lane.layer, &LaneDescription::layer);
-    if (absl::Status fits = AreAlike(alike, sequence, *first, lane); !fits.ok()) return fits;
+    if (absl::Status fits = CheckLanesEqual(alike, sequence, *first, lane); !fits.ok()) return fits;
   }
   return absl::OkStatus();
 }
 
-// LayerChooser::Align equalizes waiting entries for other policies, but not for those that drop key
-// channels.
-absl::Status MayCutKeys(const policies::Policy& policy, const cache::Sequence& sequence) {
-  if (policies::NeedsLanesAlike(policy) == policies::LanesAlike::kNothing) return absl::OkStatus();
+// TokenSelector::Align equalizes waiting entries for other policies, but not for those that drop
+// key channels.
+absl::Status CheckKeysCanBeCut(const policies::Policy& policy, const cache::Sequence& sequence) {
+  if (policies::NeededLaneEquality(policy) == policies::LaneEquality::kNothing)
+    return absl::OkStatus();
   const shm::LaneLayout& layout = sequence.model().layout();
   for (std::uint32_t layer = 0; layer < layout.layers(); ++layer) {
     // One snapshot of all lanes, since rows arrive meanwhile. It fails for a sequence that is
@@ -131,13 +134,13 @@ absl::Status MayCutKeys(const policies::Policy& policy, const cache::Sequence& s
 
 absl::Status CheckFitsRows(const policies::Policy& policy, const cache::Sequence& sequence) {
   if (policies::MovesPositions(policy)) {
-    if (absl::Status fits = MayMovePositions(sequence); !fits.ok()) return fits;
+    if (absl::Status fits = CheckPositionsCanMove(sequence); !fits.ok()) return fits;
   }
-  if (policies::TurnsKeysBack(policy)) {
-    if (absl::Status fits = MayTurnKeysBack(sequence); !fits.ok()) return fits;
+  if (policies::UsesUnrotatedKeys(policy)) {
+    if (absl::Status fits = CheckKeysCanBeUnrotated(sequence); !fits.ok()) return fits;
   }
-  if (ChoosesFromAll(policy)) return MayDecideAboutAll(policy, sequence);
-  return policy.key_channels.has_value() ? MayCutKeys(policy, sequence) : absl::OkStatus();
+  if (ChoosesFromAll(policy)) return CheckWholeLanes(policy, sequence);
+  return policy.key_channels.has_value() ? CheckKeysCanBeCut(policy, sequence) : absl::OkStatus();
 }
 
 }  // namespace tessera::compaction

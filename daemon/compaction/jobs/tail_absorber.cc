@@ -49,7 +49,7 @@ void TailAbsorber::Run(const std::shared_ptr<cache::SessionState>& session,
     MutexLock lock(mutex_);
     queued_.erase(session->id());
   }
-  session->control()->AskForWake();
+  session->control()->RequestWake();
   // A worker that filled a tile before it saw the request did not signal: look once more.
   AbsorbAll(*session);
 }

@@ -57,7 +57,7 @@ class TailAbsorber {
   // next wake, so that a signal after that queues a new job.
   absl::flat_hash_set<SessionId> queued_ TESSERA_GUARDED_BY(mutex_);
   // Workers control how often a full pool is hit, so the log is limited to one line per second.
-  Seldom complaints_;
+  LogRateLimit complaints_;
 };
 
 }  // namespace tessera::compaction

@@ -91,7 +91,7 @@ bool LaneCoder::LossIsTooHigh(const Form& form) const {
 bool LaneCoder::LeftPlain() const {
   const std::vector<cache::HeldSegment>& first =
       run_.provisional.empty() ? run_.plain : run_.provisional;
-  return !first.empty() && first.front().segment->LeftPlainUnder(options_.policy->text);
+  return !first.empty() && first.front().segment->IsKeptDense(options_.policy->text);
 }
 
 std::uint64_t LaneCoder::CountForNewTiles() const {
@@ -110,11 +110,12 @@ LaneCoder::Swap LaneCoder::EncodeTiles() {
   const std::uint64_t all = CountForNewTiles();
   if (all == 0) return std::nullopt;
   // Those behind the ones for which no raw rows are kept are another matter.
-  const std::uint64_t without_raw = options_.state->without_raw;
-  const std::uint64_t full =
-      without_raw == 0 ? all : std::min(all, FullTiles(without_raw + kTileEntries - 1));
+  const std::uint64_t entries_without_raw = options_.state->entries_without_raw;
+  const std::uint64_t full = entries_without_raw == 0
+                                 ? all
+                                 : std::min(all, FullTiles(entries_without_raw + kTileEntries - 1));
   leaves_tiles_ = full < all;
-  const absl::StatusOr<HeldRows> rows = HeldRows::OfPlain(*options_.memory, tile_, run_);
+  const absl::StatusOr<HostLaneRows> rows = HostLaneRows::OfPlain(*options_.memory, tile_, run_);
   if (!rows.ok()) return rows.status();
   if (options_.policy->mosaic.has_value() && !DecideAboutRaw(full)) {
     wants_seal_ = true;
@@ -148,8 +149,8 @@ bool LaneCoder::DecideAboutRaw(std::uint64_t count) {
   // Where entries go one by one, the strategy before is what those that stay keep.
   if (policies::Continues(*options_.policy)) return true;
   LaneState& state = *options_.state;
-  if (state.without_raw != 0) {
-    state.without_raw -= std::min(state.without_raw, count);
+  if (state.entries_without_raw != 0) {
+    state.entries_without_raw -= std::min(state.entries_without_raw, count);
     options_.counters->raw_rows_dropped.fetch_add(count, std::memory_order_relaxed);
     return true;
   }
@@ -170,7 +171,7 @@ bool LaneCoder::DecideAboutRaw(std::uint64_t count) {
 // least, so that budget and segments do not change from tile to tile.
 void LaneCoder::GiveUpRaw() {
   DropRaw();
-  options_.state->without_raw = options_.policy->mosaic->segments.min_tokens;
+  options_.state->entries_without_raw = options_.policy->mosaic->segments.min_tokens;
 }
 
 void LaneCoder::DropRaw() {
@@ -183,7 +184,7 @@ void LaneCoder::DropRaw() {
 }
 
 absl::StatusOr<std::optional<std::size_t>> LaneCoder::EncodeProvisional(const Form& form,
-                                                                        const HeldRows& rows,
+                                                                        const HostLaneRows& rows,
                                                                         std::uint64_t count,
                                                                         LaneSwap& swap) {
   const cache::TenantMemory& memory = *options_.memory;
@@ -248,13 +249,13 @@ void LaneCoder::SealPlainAt(std::size_t tile) {
   for (const cache::HeldSegment& held : run_.plain) {
     entries += held.entries;
     if (entries < (tile + 1) * kTileEntries && &held != &run_.plain.back()) continue;
-    held.segment->SealPlain();
+    held.segment->SealDense();
     return;
   }
 }
 
 // What the strategy loses of rows that it was not made from, tile by tile.
-absl::Status LaneCoder::ObserveTiles(const Form& form, const HeldRows& rows,
+absl::Status LaneCoder::ObserveTiles(const Form& form, const HostLaneRows& rows,
                                      const std::vector<device::TilePlace>& tiles) {
   const std::uint64_t window = options_.policy->mosaic->segments.loss_window;
   const std::uint64_t bytes = kernels::LayoutOf(form.shape).bytes;
@@ -274,7 +275,7 @@ absl::Status LaneCoder::ObserveTiles(const Form& form, const HeldRows& rows,
 // ---- what a decision leaves
 
 LaneCoder::Swap LaneCoder::Retain() {
-  const absl::StatusOr<HeldRows> rows = RowsThatStay();
+  const absl::StatusOr<HostLaneRows> rows = RowsThatStay();
   if (!rows.ok()) return rows.status();
   const std::uint64_t kept = CountDecided(*rows);
   LaneSwap swap = {.all = true, .whole = true, .drops = true};
@@ -290,12 +291,12 @@ LaneCoder::Swap LaneCoder::Retain() {
 // Those that stay may be tokens one after another, and look like ones that wait.
 void LaneCoder::Settle(const LaneSwap& swap) {
   for (const std::shared_ptr<Segment>& segment : swap.segments) {
-    if (segment->plain()) segment->SealPlain();
+    if (segment->plain()) segment->SealDense();
   }
 }
 
-absl::StatusOr<HeldRows> LaneCoder::RowsThatStay() const {
-  absl::StatusOr<HeldRows> rows = HeldRows::Of(*options_.memory, tile_, run_);
+absl::StatusOr<HostLaneRows> LaneCoder::RowsThatStay() const {
+  absl::StatusOr<HostLaneRows> rows = HostLaneRows::Of(*options_.memory, tile_, run_);
   if (!rows.ok() || options_.decision == nullptr) return rows;
   if (rows->count() < options_.decided ||
       (options_.decided > 0 && rows->positions().front() != options_.first_position)) {
@@ -304,13 +305,14 @@ absl::StatusOr<HeldRows> LaneCoder::RowsThatStay() const {
   return rows->After(*options_.decision, options_.decided, options_.turning);
 }
 
-std::uint64_t LaneCoder::CountDecided(const HeldRows& rows) const {
+std::uint64_t LaneCoder::CountDecided(const HostLaneRows& rows) const {
   return options_.decision == nullptr ? rows.count() : options_.decision->kept.size();
 }
 
 // ---- segments
 
-absl::StatusOr<std::shared_ptr<Segment>> LaneCoder::Encoded(const Form& form, const HeldRows& rows,
+absl::StatusOr<std::shared_ptr<Segment>> LaneCoder::Encoded(const Form& form,
+                                                            const HostLaneRows& rows,
                                                             std::uint64_t first,
                                                             std::uint64_t count) {
   const std::shared_ptr<const cache::EntryList> list = rows.EntryListOf(first, count);
@@ -333,7 +335,7 @@ absl::StatusOr<std::shared_ptr<Segment>> LaneCoder::Encoded(const Form& form, co
   return segment;
 }
 
-absl::Status LaneCoder::AddPlain(const HeldRows& rows, std::uint64_t first, std::uint64_t count,
+absl::Status LaneCoder::AddPlain(const HostLaneRows& rows, std::uint64_t first, std::uint64_t count,
                                  LaneSwap& swap) {
   const Form as_they_are = {
       .shape = kernels::DenseShape(tile_.head_dim, tile_.type), .rotations = nullptr, .loss = {}};
@@ -341,7 +343,7 @@ absl::Status LaneCoder::AddPlain(const HeldRows& rows, std::uint64_t first, std:
 }
 
 // In a form that packs nothing.
-absl::Status LaneCoder::AddAs(const Form& form, const HeldRows& rows, std::uint64_t first,
+absl::Status LaneCoder::AddAs(const Form& form, const HostLaneRows& rows, std::uint64_t first,
                               std::uint64_t count, LaneSwap& swap) {
   for (std::uint64_t done = 0; done < count;) {
     const std::uint64_t some = std::min<std::uint64_t>(count - done, cache::kMaxSegmentEntries);

@@ -72,15 +72,15 @@ class LaneCoder {
     std::uint64_t chosen_before = 0;
     // The channels of keys that stay, where they are not those of the segment before.
     const std::vector<std::uint32_t>* key_channels = nullptr;
-    std::uint64_t first_position = 0;  // of these
-    HeldRows::Turning turning = {};    // of policies that turn keys
+    std::uint64_t first_position = 0;    // of these
+    HostLaneRows::Turning turning = {};  // of policies that turn keys
   };
   LaneCoder(const Options& options, const cache::OpenRun& run);
 
   using Swap = absl::StatusOr<std::optional<cache::LaneSwap>>;
   Swap EncodeTiles();
-  // Of many segments some are made at a time: then nothing is swapped yet, and goes_on().
-  Swap Seal(const SealWish& wish);
+  // Of many segments some are made at a time: then nothing is swapped yet, and is_continuation().
+  Swap Seal(const SealRequest& wish);
   // Of policies that pack nothing: what the decision leaves, in the form of new tiles or as it is.
   Swap Retain();
   // Of policies that have key channels go: what the decision leaves, but for the newest, without
@@ -88,7 +88,7 @@ class LaneCoder {
   Swap CutKeys();
 
   // After Seal: whether it is to be called again.
-  bool goes_on() const { return goes_on_; }
+  bool is_continuation() const { return goes_on_; }
   // After Seal, or CutKeys: what it has left dense. Nothing: it has looked at no rows.
   const std::optional<DenseRows>& left_dense() const { return left_dense_; }
   // After EncodeTiles: whether the run should be sealed now, as far as it is known here.
@@ -105,14 +105,14 @@ class LaneCoder {
     std::shared_ptr<const cache::Rotations> rotations;
     cache::SegmentLoss loss;
   };
-  absl::StatusOr<HeldRows> RowsThatStay() const;
+  absl::StatusOr<HostLaneRows> RowsThatStay() const;
   bool LeftPlain() const;
   // How many of the run's first `entries` stand before that token.
   std::uint64_t EntriesBefore(std::uint64_t token, std::uint64_t entries) const {
     return std::min(token - std::min(token, run_.first_position), entries);
   }
   // Of these, those that the decision was about.
-  std::uint64_t CountDecided(const HeldRows& rows) const;
+  std::uint64_t CountDecided(const HostLaneRows& rows) const;
   static void Settle(const cache::LaneSwap& swap);
   static std::optional<Form> FormOf(const cache::Segment* segment);
   std::optional<Form> FormBefore() const;
@@ -132,41 +132,43 @@ class LaneCoder {
 
   // Nothing, or the first tile of which a value has no place in that form.
   absl::StatusOr<std::optional<std::size_t>> EncodeProvisional(const Form& form,
-                                                               const HeldRows& rows,
+                                                               const HostLaneRows& rows,
                                                                std::uint64_t count,
                                                                cache::LaneSwap& swap);
   void SealPlainAt(std::size_t tile);
   absl::Status FitsALane(std::uint64_t entries) const;
-  absl::Status ObserveTiles(const Form& form, const HeldRows& rows,
+  absl::Status ObserveTiles(const Form& form, const HostLaneRows& rows,
                             const std::vector<device::TilePlace>& tiles);
 
-  kernels::Strategy MakeStrategyOf(const HeldRows& rows, std::uint64_t first, std::uint64_t count);
+  kernels::Strategy MakeStrategyOf(const HostLaneRows& rows, std::uint64_t first,
+                                   std::uint64_t count);
   absl::StatusOr<Form> Store(const kernels::Strategy& strategy);
   absl::StatusOr<Form> Store(const kernels::TileShape& shape, const kernels::RotationView& matrices,
                              cache::SegmentLoss loss);
   // R_k: the rows of the identity that choose these channels.
   absl::StatusOr<Form> StoreKeyChannels(const std::vector<std::uint32_t>& channels);
-  absl::StatusOr<Form> MakeForm(const HeldRows& rows, std::uint64_t first, std::uint64_t count);
-  absl::StatusOr<std::optional<Form>> FormOfShortEnd(const HeldRows& rows, std::uint64_t first,
+  absl::StatusOr<Form> MakeForm(const HostLaneRows& rows, std::uint64_t first, std::uint64_t count);
+  absl::StatusOr<std::optional<Form>> FormOfShortEnd(const HostLaneRows& rows, std::uint64_t first,
                                                      std::uint64_t count,
                                                      const std::optional<Form>& before);
   absl::StatusOr<kernels::Loss> LossOf(const Form& form, const kernels::LaneRows& rows);
   // Why a segment of its own does not do for these rows.
-  DenseRows WhyDense(const HeldRows& rows, std::uint64_t first, std::uint64_t count,
+  DenseRows WhyDense(const HostLaneRows& rows, std::uint64_t first, std::uint64_t count,
                      const kernels::Strategy& own) const;
   // Of rows that nothing else has been said about.
-  void NoteWaiting(const HeldRows& rows, std::uint64_t done, std::uint64_t total);
+  void NoteWaiting(const HostLaneRows& rows, std::uint64_t done, std::uint64_t total);
   // Null: a value has no place in that form.
-  absl::StatusOr<std::shared_ptr<cache::Segment>> Encoded(const Form& form, const HeldRows& rows,
+  absl::StatusOr<std::shared_ptr<cache::Segment>> Encoded(const Form& form,
+                                                          const HostLaneRows& rows,
                                                           std::uint64_t first, std::uint64_t count);
   std::vector<std::shared_ptr<cache::Segment>> SealedElsewhere(std::uint64_t most) const;
   void TakeWhatIsMade(std::uint64_t most, cache::LaneSwap& swap) const;
   void TellOthers(std::uint64_t done, cache::LaneSwap& swap) const;
-  absl::StatusOr<bool> AddSealed(const Form& form, const HeldRows& rows, std::uint64_t first,
+  absl::StatusOr<bool> AddSealed(const Form& form, const HostLaneRows& rows, std::uint64_t first,
                                  std::uint64_t count, cache::LaneSwap& swap);
-  absl::Status AddPlain(const HeldRows& rows, std::uint64_t first, std::uint64_t count,
+  absl::Status AddPlain(const HostLaneRows& rows, std::uint64_t first, std::uint64_t count,
                         cache::LaneSwap& swap);
-  absl::Status AddAs(const Form& form, const HeldRows& rows, std::uint64_t first,
+  absl::Status AddAs(const Form& form, const HostLaneRows& rows, std::uint64_t first,
                      std::uint64_t count, cache::LaneSwap& swap);
 
   const Options options_;

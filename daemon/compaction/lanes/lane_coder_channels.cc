@@ -26,7 +26,7 @@ const Segment* KeyChannelFormOf(const cache::OpenRun& run, const policies::Polic
 }
 
 LaneCoder::Swap LaneCoder::CutKeys() {
-  const absl::StatusOr<HeldRows> rows = RowsThatStay();
+  const absl::StatusOr<HostLaneRows> rows = RowsThatStay();
   if (!rows.ok()) return rows.status();
   // Rows that came since the decision are among the newest.
   std::uint64_t cut =
@@ -54,7 +54,7 @@ LaneCoder::Swap LaneCoder::CutKeys() {
     if (*segment == nullptr) {
       // A value has no place in that form: plain for good.
       if (absl::Status status = AddPlain(*rows, done, some, swap); !status.ok()) return status;
-      swap.segments.back()->SealPlain();
+      swap.segments.back()->SealDense();
       left_dense_ = DenseRows{.reason = DenseReason::kValueOutOfRange,
                               .first_position = rows->positions()[done],
                               .tokens = some};

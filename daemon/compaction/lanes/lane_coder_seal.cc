@@ -73,7 +73,7 @@ void LaneCoder::TellOthers(std::uint64_t done, LaneSwap& swap) const {
 void LaneCoder::TakeWhatIsMade(std::uint64_t most, LaneSwap& swap) const {
   swap.segments = SealedElsewhere(most);
   swap.taken_over = swap.segments.size();
-  const std::optional<LaneState::BegunSeal>& begun = options_.state->begun;
+  const std::optional<LaneState::ContinuedSeal>& begun = options_.state->begun;
   if (!begun.has_value() || swap.drops) return;
   std::vector<std::shared_ptr<Segment>> own = begun->rows.For(run_.Waiting(), most);
   if (EntriesOf(own) <= EntriesOf(swap.segments)) return;
@@ -81,7 +81,7 @@ void LaneCoder::TakeWhatIsMade(std::uint64_t most, LaneSwap& swap) const {
   swap.taken_over = std::min(begun->taken_over, swap.segments.size());
 }
 
-LaneCoder::Swap LaneCoder::Seal(const SealWish& wish) {
+LaneCoder::Swap LaneCoder::Seal(const SealRequest& wish) {
   const policies::SegmentOptions& segments = options_.policy->mosaic->segments;
   const std::uint64_t waiting = run_.provisional_entries() + run_.plain_entries();
   const std::uint64_t given = OlderOf(waiting);
@@ -102,7 +102,7 @@ LaneCoder::Swap LaneCoder::Seal(const SealWish& wish) {
     options_.state->Reset();
     return swap;
   }
-  const absl::StatusOr<HeldRows> rows = RowsThatStay();
+  const absl::StatusOr<HostLaneRows> rows = RowsThatStay();
   if (!rows.ok()) return rows.status();
   const std::uint64_t total = OlderOf(CountDecided(*rows));
   if (swap.drops) ended = total;
@@ -145,7 +145,7 @@ LaneCoder::Swap LaneCoder::Seal(const SealWish& wish) {
   }
   if (goes_on_) {
     TellOthers(done, swap);
-    options_.state->begun.emplace(LaneState::BegunSeal{
+    options_.state->begun.emplace(LaneState::ContinuedSeal{
         .rows = cache::SealedRows(options_.policy->text, run_.Waiting(), swap.segments),
         .segments = swap.segments,
         .taken_over = swap.taken_over});
@@ -156,7 +156,7 @@ LaneCoder::Swap LaneCoder::Seal(const SealWish& wish) {
   if (done == 0 && !swap.drops) {
     options_.state->begun.reset();
     if (left_plain == done) {
-      run_.Waiting().front().segment->LeavePlainUnder(options_.policy->text);
+      run_.Waiting().front().segment->MarkKeptDense(options_.policy->text);
     }
     return std::nullopt;
   }
@@ -169,7 +169,7 @@ LaneCoder::Swap LaneCoder::Seal(const SealWish& wish) {
   if (status.ok()) status = AddPlain(*rows, chosen, rows->count() - chosen, swap);
   if (!status.ok()) return status;
   options_.state->Reset();
-  if (left_plain == done) swap.segments[sealed]->LeavePlainUnder(options_.policy->text);
+  if (left_plain == done) swap.segments[sealed]->MarkKeptDense(options_.policy->text);
   return swap;
 }
 
@@ -186,7 +186,7 @@ absl::Status LaneCoder::FitsALane(std::uint64_t entries) const {
 }
 
 // False: a value has no place in that form, and the rows stay plain for good.
-absl::StatusOr<bool> LaneCoder::AddSealed(const Form& form, const HeldRows& rows,
+absl::StatusOr<bool> LaneCoder::AddSealed(const Form& form, const HostLaneRows& rows,
                                           std::uint64_t first, std::uint64_t count,
                                           LaneSwap& swap) {
   absl::StatusOr<std::shared_ptr<Segment>> segment = Encoded(form, rows, first, count);
@@ -197,7 +197,7 @@ absl::StatusOr<bool> LaneCoder::AddSealed(const Form& form, const HeldRows& rows
     return true;
   }
   if (absl::Status status = AddPlain(rows, first, count, swap); !status.ok()) return status;
-  swap.segments.back()->SealPlain();
+  swap.segments.back()->SealDense();
   options_.counters->left_plain.fetch_add(1, std::memory_order_relaxed);
   left_dense_ = DenseRows{.reason = DenseReason::kValueOutOfRange,
                           .first_position = rows.positions()[first],
@@ -205,7 +205,7 @@ absl::StatusOr<bool> LaneCoder::AddSealed(const Form& form, const HeldRows& rows
   return false;
 }
 
-DenseRows LaneCoder::WhyDense(const HeldRows& rows, std::uint64_t first, std::uint64_t count,
+DenseRows LaneCoder::WhyDense(const HostLaneRows& rows, std::uint64_t first, std::uint64_t count,
                               const kernels::Strategy& own) const {
   const policies::MosaicPolicy& mosaic = *options_.policy->mosaic;
   DenseRows dense = {.first_position = rows.positions()[first], .tokens = count};
@@ -228,7 +228,7 @@ DenseRows LaneCoder::WhyDense(const HeldRows& rows, std::uint64_t first, std::ui
   return dense;
 }
 
-void LaneCoder::NoteWaiting(const HeldRows& rows, std::uint64_t done, std::uint64_t total) {
+void LaneCoder::NoteWaiting(const HostLaneRows& rows, std::uint64_t done, std::uint64_t total) {
   if (left_dense_->reason != DenseReason::kNone || done == rows.count()) return;
   const policies::SegmentOptions& segments = options_.policy->mosaic->segments;
   *left_dense_ = {.reason = done < total ? DenseReason::kWaiting : DenseReason::kNewest,
@@ -237,13 +237,13 @@ void LaneCoder::NoteWaiting(const HeldRows& rows, std::uint64_t done, std::uint6
   if (done < total) left_dense_->needs = std::min(segments.min_tokens, segments.tokens);
 }
 
-absl::StatusOr<LaneCoder::Form> LaneCoder::MakeForm(const HeldRows& rows, std::uint64_t first,
+absl::StatusOr<LaneCoder::Form> LaneCoder::MakeForm(const HostLaneRows& rows, std::uint64_t first,
                                                     std::uint64_t count) {
   const kernels::Strategy strategy = MakeStrategyOf(rows, first, count);
   return Store(strategy);
 }
 
-kernels::Strategy LaneCoder::MakeStrategyOf(const HeldRows& rows, std::uint64_t first,
+kernels::Strategy LaneCoder::MakeStrategyOf(const HostLaneRows& rows, std::uint64_t first,
                                             std::uint64_t count) {
   const kernels::LaneRows lane = rows.lane(first, count);
   const std::uint64_t seen = run_.provisional_entries();
@@ -279,7 +279,7 @@ absl::StatusOr<LaneCoder::Form> LaneCoder::Store(const kernels::TileShape& shape
 // The end of a prompt, too short for a segment: a strategy of its own, the one before, or none,
 // whichever is smallest of those that lose little enough. Nothing: it stays plain.
 absl::StatusOr<std::optional<LaneCoder::Form>> LaneCoder::FormOfShortEnd(
-    const HeldRows& rows, std::uint64_t first, std::uint64_t count,
+    const HostLaneRows& rows, std::uint64_t first, std::uint64_t count,
     const std::optional<Form>& before) {
   const kernels::Loss& threshold = options_.policy->mosaic->strategy.threshold;
   std::uint64_t smallest = TileBytes(kernels::DenseShape(tile_.head_dim, tile_.type), count);

@@ -8,16 +8,17 @@
 
 namespace tessera::compaction {
 
-HeldRows::HeldRows(const kernels::DenseTile& tile, std::uint64_t count)
+HostLaneRows::HostLaneRows(const kernels::DenseTile& tile, std::uint64_t count)
     : tile_(tile),
       count_(count),
       bytes_(std::make_unique_for_overwrite<std::byte[]>(2 * count * tile.row_bytes())) {
   positions_.reserve(count);
 }
 
-absl::StatusOr<HeldRows> HeldRows::Of(const cache::TenantMemory& memory,
-                                      const kernels::DenseTile& tile, const cache::OpenRun& run) {
-  HeldRows rows(tile, run.settled_entries() + run.provisional_entries() + run.plain_entries());
+absl::StatusOr<HostLaneRows> HostLaneRows::Of(const cache::TenantMemory& memory,
+                                              const kernels::DenseTile& tile,
+                                              const cache::OpenRun& run) {
+  HostLaneRows rows(tile, run.settled_entries() + run.provisional_entries() + run.plain_entries());
   absl::Status status = rows.AddDense(memory, run.settled);
   if (status.ok()) status = rows.AddProvisional(run);
   if (status.ok()) status = rows.AddDense(memory, run.plain);
@@ -25,15 +26,15 @@ absl::StatusOr<HeldRows> HeldRows::Of(const cache::TenantMemory& memory,
   return rows;
 }
 
-absl::StatusOr<HeldRows> HeldRows::OfPlain(const cache::TenantMemory& memory,
-                                           const kernels::DenseTile& tile,
-                                           const cache::OpenRun& run) {
-  HeldRows rows(tile, run.plain_entries());
+absl::StatusOr<HostLaneRows> HostLaneRows::OfPlain(const cache::TenantMemory& memory,
+                                                   const kernels::DenseTile& tile,
+                                                   const cache::OpenRun& run) {
+  HostLaneRows rows(tile, run.plain_entries());
   if (absl::Status status = rows.AddDense(memory, run.plain); !status.ok()) return status;
   return rows;
 }
 
-void HeldRows::AddPositions(const cache::HeldSegment& held) {
+void HostLaneRows::AddPositions(const cache::HeldSegment& held) {
   const cache::EntryList* const list = held.segment->entry_list();
   if (list != nullptr) merged_until_ = std::max(merged_until_, list->merged_until);
   if (list != nullptr && !list->weights.empty()) weights_.resize(filled_, 1.0f);
@@ -45,7 +46,7 @@ void HeldRows::AddPositions(const cache::HeldSegment& held) {
   if (!weights_.empty()) weights_.resize(filled_, 1.0f);
 }
 
-absl::Status HeldRows::AddProvisional(const cache::OpenRun& run) {
+absl::Status HostLaneRows::AddProvisional(const cache::OpenRun& run) {
   for (const cache::HeldSegment& held : run.provisional) {
     const std::size_t at = filled_ * tile_.row_bytes();
     if (!held.segment->raw()->CopyTo(held.entries, keys() + at, values() + at)) {
@@ -56,26 +57,26 @@ absl::Status HeldRows::AddProvisional(const cache::OpenRun& run) {
   return absl::OkStatus();
 }
 
-absl::Status HeldRows::AddDense(const cache::TenantMemory& memory,
-                                const std::vector<cache::HeldSegment>& segments) {
+absl::Status HostLaneRows::AddDense(const cache::TenantMemory& memory,
+                                    const std::vector<cache::HeldSegment>& segments) {
   for (const cache::HeldSegment& held : segments) {
     if (held.segment->shape().packed()) {
       return absl::FailedPreconditionError(
           "the lane holds packed rows, from which tokens cannot be chosen");
     }
     const std::size_t at = filled_ * tile_.row_bytes();
-    absl::Status status = cache::ReadPlain(memory, held, tile_, keys() + at, values() + at);
+    absl::Status status = cache::ReadDense(memory, held, tile_, keys() + at, values() + at);
     if (!status.ok()) return status;
     AddPositions(held);
   }
   return absl::OkStatus();
 }
 
-HeldRows HeldRows::After(const policies::LaneDecision& decision, std::uint64_t decided,
-                         const Turning& turning) const {
+HostLaneRows HostLaneRows::After(const policies::LaneDecision& decision, std::uint64_t decided,
+                                 const Turning& turning) const {
   TESSERA_CHECK(decided <= count_, "the decision is about more rows than there are");
   const std::uint64_t kept = decision.kept.size();
-  HeldRows after(tile_, kept + count_ - decided);
+  HostLaneRows after(tile_, kept + count_ - decided);
   after.merged_until_ = merged_until_;
   if (decision.merges() || !weights_.empty()) after.weights_.resize(after.count_, 1.0f);
   const std::size_t row_bytes = tile_.row_bytes();
@@ -101,8 +102,8 @@ HeldRows HeldRows::After(const policies::LaneDecision& decision, std::uint64_t d
   return after;
 }
 
-void HeldRows::Merge(const HeldRows& from, std::span<const std::uint32_t> members, std::uint64_t to,
-                     const KeyTurner* turner) {
+void HostLaneRows::Merge(const HostLaneRows& from, std::span<const std::uint32_t> members,
+                         std::uint64_t to, const RopeShift* turner) {
   const std::size_t row_bytes = tile_.row_bytes();
   const std::uint32_t dim = tile_.head_dim;
   std::vector<double> key(dim);
@@ -115,10 +116,10 @@ void HeldRows::Merge(const HeldRows& from, std::span<const std::uint32_t> member
     merged_until_ = std::max(merged_until_, from.positions_[member] + 1);
     const std::byte* const stored = from.keys() + member * row_bytes;
     if (turner != nullptr) {
-      turner->TurnInto(stored,
-                       static_cast<std::int64_t>(positions_[to]) -
-                           static_cast<std::int64_t>(from.positions_[member]),
-                       key);
+      turner->ShiftInto(stored,
+                        static_cast<std::int64_t>(positions_[to]) -
+                            static_cast<std::int64_t>(from.positions_[member]),
+                        key);
     }
     for (std::uint32_t d = 0; d < dim; ++d) {
       keys_sum[d] += weight * (turner != nullptr ? key[d] : ElementAt(stored, tile_.type, d));
@@ -133,19 +134,19 @@ void HeldRows::Merge(const HeldRows& from, std::span<const std::uint32_t> member
   weights_[to] = static_cast<float>(tokens);
 }
 
-kernels::LaneRows HeldRows::lane(std::uint64_t first, std::uint64_t count) const {
+kernels::LaneRows HostLaneRows::lane(std::uint64_t first, std::uint64_t count) const {
   const cache::HostRows rows = host(first, count);
   return {.keys = {rows.keys, count, tile_.head_dim, tile_.type},
           .values = {rows.values, count, tile_.head_dim, tile_.type}};
 }
 
-cache::HostRows HeldRows::host(std::uint64_t first, std::uint64_t count) const {
+cache::HostRows HostLaneRows::host(std::uint64_t first, std::uint64_t count) const {
   const std::size_t at = first * tile_.row_bytes();
   return {.keys = keys() + at, .values = values() + at, .count = count, .tile = tile_};
 }
 
-std::shared_ptr<const cache::EntryList> HeldRows::EntryListOf(std::uint64_t first,
-                                                              std::uint64_t count) const {
+std::shared_ptr<const cache::EntryList> HostLaneRows::EntryListOf(std::uint64_t first,
+                                                                  std::uint64_t count) const {
   const std::uint64_t from = positions_[first];
   const auto weights = weights_.begin();
   const bool weighted = !weights_.empty() && std::any_of(weights + first, weights + first + count,

@@ -17,27 +17,27 @@
 
 namespace tessera::compaction {
 
-class HeldRows {
+class HostLaneRows {
  public:
   // Copies the rows of an open run: settled, then provisional (from raw copies), then dense ones.
   // ABORTED: raw copies were dropped meanwhile, so the run has changed. FAILED_PRECONDITION:
   // settled rows are packed.
-  static absl::StatusOr<HeldRows> Of(const cache::TenantMemory& memory,
-                                     const kernels::DenseTile& tile, const cache::OpenRun& run);
+  static absl::StatusOr<HostLaneRows> Of(const cache::TenantMemory& memory,
+                                         const kernels::DenseTile& tile, const cache::OpenRun& run);
   // Copies the dense rows only.
-  static absl::StatusOr<HeldRows> OfPlain(const cache::TenantMemory& memory,
-                                          const kernels::DenseTile& tile,
-                                          const cache::OpenRun& run);
+  static absl::StatusOr<HostLaneRows> OfPlain(const cache::TenantMemory& memory,
+                                              const kernels::DenseTile& tile,
+                                              const cache::OpenRun& run);
 
   struct Turning {
     // Set if rotary positions are indices in the lane: keys are re-rotated to their new indices.
-    const KeyTurner* moved = nullptr;
+    const RopeShift* moved = nullptr;
     // Set if keys are merged in pre-RoPE space: members are rotated to the merged entry's position.
-    const KeyTurner* merged = nullptr;
+    const RopeShift* merged = nullptr;
   };
   // The rows that a decision about the first `decided` rows keeps, and all later rows.
-  HeldRows After(const policies::LaneDecision& decision, std::uint64_t decided,
-                 const Turning& turning) const;
+  HostLaneRows After(const policies::LaneDecision& decision, std::uint64_t decided,
+                     const Turning& turning) const;
 
   std::uint64_t count() const { return count_; }
   kernels::LaneRows lane(std::uint64_t first, std::uint64_t count) const;
@@ -50,15 +50,15 @@ class HeldRows {
                                                       std::uint64_t count) const;
 
  private:
-  HeldRows(const kernels::DenseTile& tile, std::uint64_t count);
+  HostLaneRows(const kernels::DenseTile& tile, std::uint64_t count);
   absl::Status AddProvisional(const cache::OpenRun& run);
   absl::Status AddDense(const cache::TenantMemory& memory,
                         const std::vector<cache::HeldSegment>& segments);
   void AddPositions(const cache::HeldSegment& held);
   // Overwrites row `to` with the mean of `members` of `from`, weighted by their tokens. `turner`
   // rotates each key to the position of `to` first; null: keys are averaged as they are.
-  void Merge(const HeldRows& from, std::span<const std::uint32_t> members, std::uint64_t to,
-             const KeyTurner* turner);
+  void Merge(const HostLaneRows& from, std::span<const std::uint32_t> members, std::uint64_t to,
+             const RopeShift* turner);
   std::byte* keys() const { return bytes_.get(); }
   std::byte* values() const { return bytes_.get() + count_ * tile_.row_bytes(); }
 

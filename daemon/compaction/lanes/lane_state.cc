@@ -21,7 +21,7 @@ void LaneState::Reset() {
   moments_.reset();
   charge_.Reset();
   window_.clear();
-  shown_key_loss_ = shown_value_loss_ = 0;
+  monitored_key_loss_ = monitored_value_loss_ = 0;
 }
 
 void LaneState::Observe(const kernels::LaneRows& rows, const kernels::Operations& operations,
@@ -45,8 +45,8 @@ void LaneState::ObserveLoss(const kernels::Loss& mean_of_tile, std::uint64_t win
     window_.pop_front();
   }
   const kernels::Loss loss = MeanLoss();
-  shown_key_loss_ = static_cast<float>(loss.key);
-  shown_value_loss_ = static_cast<float>(loss.value);
+  monitored_key_loss_ = static_cast<float>(loss.key);
+  monitored_value_loss_ = static_cast<float>(loss.value);
 }
 
 const LaneMoments* LaneState::MomentsOf(std::uint64_t entries) const {

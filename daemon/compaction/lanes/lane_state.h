@@ -30,7 +30,7 @@ struct LaneMoments {
 };
 
 // Owned by ManagedSequence. Used by one thread at a time, inside Sequence::Recode of its lane. Only
-// ShownLoss may be called by any thread at any time.
+// MonitoredLoss may be called by any thread at any time.
 class LaneState {
  public:
   // Starts over if the state is of another run.
@@ -49,18 +49,20 @@ class LaneState {
   // fewer were measured, as after a fork.
   std::optional<kernels::Loss> WindowLoss(std::uint64_t tokens) const;
   // The mean loss of the tokens measured so far, rounded, for monitoring; 0: none.
-  kernels::Loss ShownLoss() const { return {.key = shown_key_loss_, .value = shown_value_loss_}; }
+  kernels::Loss MonitoredLoss() const {
+    return {.key = monitored_key_loss_, .value = monitored_value_loss_};
+  }
 
   // A seal that continues in another job.
-  struct BegunSeal {
+  struct ContinuedSeal {
     cache::SealedRows rows;  // identifies the rows of `segments`
     std::vector<std::shared_ptr<cache::Segment>> segments;
     std::size_t taken_over;  // how many of the first segments were adopted (cache::LaneSwap)
   };
-  std::optional<BegunSeal> begun;
+  std::optional<ContinuedSeal> begun;
 
   // How many entries get no raw copies, because the budget was spent.
-  std::uint64_t without_raw = 0;
+  std::uint64_t entries_without_raw = 0;
 
  private:
   std::uint64_t first_position_ = 0;
@@ -68,8 +70,8 @@ class LaneState {
   std::optional<LaneMoments> moments_;
   pool::Charge charge_;
   std::deque<kernels::Loss> window_;  // mean loss of each of the newest tiles
-  std::atomic<float> shown_key_loss_{0};
-  std::atomic<float> shown_value_loss_{0};
+  std::atomic<float> monitored_key_loss_{0};
+  std::atomic<float> monitored_value_loss_{0};
 
   kernels::Loss MeanLoss() const;  // the window must not be empty
 };

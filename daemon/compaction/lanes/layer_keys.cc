@@ -65,27 +65,27 @@ absl::StatusOr<std::unique_ptr<device::LaneKeys>> LayerKeys::AsStored(std::size_
 
 absl::Status LayerKeys::Load(std::size_t lane) {
   absl::StatusOr<std::unique_ptr<device::LaneKeys>> keys = AsStored(lane);
-  if (keys.ok() && options_.turner.has_value()) keys = TurnedBack(runs_[lane], **keys);
+  if (keys.ok() && options_.turner.has_value()) keys = UnrotatedKeys(runs_[lane], **keys);
   if (!keys.ok()) return keys.status();
   lanes_[lane] = *std::move(keys);
   loaded_bytes_ += BytesOf(lane);
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::unique_ptr<device::LaneKeys>> LayerKeys::TurnedBack(
+absl::StatusOr<std::unique_ptr<device::LaneKeys>> LayerKeys::UnrotatedKeys(
     const cache::OpenRun& run, device::LaneKeys& keys) const {
   const kernels::DenseTile tile = Tile();
   const std::uint64_t entries = EntriesOf(run);
   std::vector<std::byte> stored(entries * tile.row_bytes());
   if (absl::Status status = keys.Read(stored.data()); !status.ok()) return status;
-  const SeenEntries seen(run);
+  const LaneEntryList seen(run);
   const std::span<const std::uint64_t> positions = seen.view().positions;
   std::vector<double> row(tile.head_dim);
   std::vector<float> turned;
   turned.reserve(entries * tile.head_dim);
   for (std::uint64_t i = 0; i < entries; ++i) {
-    options_.turner->TurnInto(stored.data() + i * tile.row_bytes(),
-                              -static_cast<std::int64_t>(positions[i]), row);
+    options_.turner->ShiftInto(stored.data() + i * tile.row_bytes(),
+                               -static_cast<std::int64_t>(positions[i]), row);
     turned.insert(turned.end(), row.begin(), row.end());
   }
   kernels::LayerGeometry geometry = options_.geometry;
@@ -114,7 +114,8 @@ absl::Status LayerKeys::Need(std::size_t lane) {
   return Load(lane);
 }
 
-absl::Status LayerKeys::Look(std::uint32_t kv_head, std::span<const kernels::KeyLook> looks) {
+absl::Status LayerKeys::Look(std::uint32_t kv_head,
+                             std::span<const kernels::KeyObservation> looks) {
   if (absl::Status status = Need(kv_head); !status.ok()) return status;
   return lanes_[kv_head]->Look(looks);
 }

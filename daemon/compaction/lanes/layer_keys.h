@@ -31,7 +31,7 @@ class LayerKeys final : public policies::KeyScorer {
     std::uint64_t most_bytes = std::uint64_t{256} << 20;
     // Undoes the rotary rotation of each key, in fp32. Such keys pass through the host when they
     // are loaded. AddChannelSquares uses the stored keys all the same.
-    std::optional<KeyTurner> turner = std::nullopt;
+    std::optional<RopeShift> turner = std::nullopt;
   };
   // `runs`: one per kv head, from Sequence::LookAt. Keys of all their entries are scored, settled
   // segments first. Packed rows are read from their raw copies if those still exist, and decoded
@@ -39,12 +39,12 @@ class LayerKeys final : public policies::KeyScorer {
   LayerKeys(const Options& options, std::vector<cache::OpenRun> runs)
       : options_(options), runs_(std::move(runs)), lanes_(runs_.size()) {}
 
-  absl::Status Look(std::uint32_t kv_head, std::span<const kernels::KeyLook> looks) override;
+  absl::Status Look(std::uint32_t kv_head, std::span<const kernels::KeyObservation> looks) override;
   absl::Status AddSquaredLengths(std::uint32_t kv_head, std::span<double> sums) override;
   absl::Status AddChannelSquares(std::uint32_t kv_head, std::uint64_t count,
                                  std::span<double> sums) override;
-  std::uint32_t looks_at_once() const override {
-    return options_.device->description().looks_at_once;
+  std::uint32_t observations_per_call() const override {
+    return options_.device->description().observations_per_call;
   }
 
  private:
@@ -56,8 +56,8 @@ class LayerKeys final : public policies::KeyScorer {
   }
   std::uint64_t BytesOf(std::size_t lane) const;
   // The same keys with their rotation undone, in fp32.
-  absl::StatusOr<std::unique_ptr<device::LaneKeys>> TurnedBack(const cache::OpenRun& run,
-                                                               device::LaneKeys& keys) const;
+  absl::StatusOr<std::unique_ptr<device::LaneKeys>> UnrotatedKeys(const cache::OpenRun& run,
+                                                                  device::LaneKeys& keys) const;
   absl::StatusOr<std::unique_ptr<device::LaneKeys>> AsStored(std::size_t lane) const;
   absl::Status Load(std::size_t lane);
   // Loads the lane if it is not loaded, unloading others for lack of memory.

@@ -17,29 +17,29 @@ struct LayerState {
   std::atomic<std::uint64_t> decided_until{0};
   // The policy has considered all tokens before this one. Those that it did not decide about wait
   // for the end of the next prompt.
-  std::atomic<std::uint64_t> looked_until{0};
+  std::atomic<std::uint64_t> considered_until{0};
   // Why the last decision left all tokens waiting, if its budget was too small for them.
   absl::Status refused;
   // Decisions depend on all tokens before this one: entries were dropped by them, or scores were
   // learned from queries up to here.
-  std::uint64_t chosen_until = 0;
+  std::uint64_t depends_until = 0;
   Observation observation;
 
   // The sequence was truncated to `tokens`.
   void CutTo(std::uint64_t tokens) {
     observation.ForgetFrom(tokens);
     decided_until = std::min(decided_until.load(), tokens);
-    looked_until = std::min(looked_until.load(), tokens);
-    chosen_until = std::min(chosen_until, tokens);
+    considered_until = std::min(considered_until.load(), tokens);
+    depends_until = std::min(depends_until, tokens);
     memory.CutTo(tokens, decided_until);
   }
   // Copies everything but the observation.
-  void TakeDecisionsOf(const LayerState& other) {
+  void AdoptDecisions(const LayerState& other) {
     memory = other.memory;
     decided_until = other.decided_until.load();
-    looked_until = other.looked_until.load();
+    considered_until = other.considered_until.load();
     refused = other.refused;
-    chosen_until = other.chosen_until;
+    depends_until = other.depends_until;
   }
 };
 

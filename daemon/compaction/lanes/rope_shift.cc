@@ -10,7 +10,7 @@
 
 namespace tessera::compaction {
 
-absl::Status KeyTurner::WhyNot(const cache::ModelSpec& spec) {
+absl::Status RopeShift::WhyNot(const cache::ModelSpec& spec) {
   // Other scalings may depend on the length, as dynamic and longrope do.
   constexpr std::string_view kFixed[] = {"", "default", "linear", "llama3", "yarn"};
   if (std::ranges::find(kFixed, spec.rope_scaling) == std::end(kFixed)) {
@@ -31,7 +31,7 @@ absl::Status KeyTurner::WhyNot(const cache::ModelSpec& spec) {
              "; to move its keys, register the model with its frequencies (Rope.frequency)"));
 }
 
-KeyTurner::KeyTurner(const cache::ModelSpec& spec, const kernels::DenseTile& tile)
+RopeShift::RopeShift(const cache::ModelSpec& spec, const kernels::DenseTile& tile)
     : tile_(tile), interleaved_(spec.rope_interleaved), frequencies_(spec.rope_frequencies) {
   if (!frequencies_.empty()) return;
   const std::uint32_t pairs = tile.head_dim / 2;
@@ -42,7 +42,7 @@ KeyTurner::KeyTurner(const cache::ModelSpec& spec, const kernels::DenseTile& til
   }
 }
 
-void KeyTurner::TurnInto(const std::byte* key, std::int64_t by, std::span<double> row) const {
+void RopeShift::ShiftInto(const std::byte* key, std::int64_t by, std::span<double> row) const {
   for (std::uint32_t d = 0; d < tile_.head_dim; ++d) row[d] = ElementAt(key, tile_.type, d);
   const auto pairs = static_cast<std::uint32_t>(frequencies_.size());
   for (std::uint32_t i = 0; i < pairs; ++i) {
@@ -56,10 +56,10 @@ void KeyTurner::TurnInto(const std::byte* key, std::int64_t by, std::span<double
   }
 }
 
-void KeyTurner::Turn(std::byte* key, std::int64_t by) const {
+void RopeShift::Turn(std::byte* key, std::int64_t by) const {
   if (by == 0) return;
   std::vector<double> row(tile_.head_dim);
-  TurnInto(key, by, row);
+  ShiftInto(key, by, row);
   for (std::uint32_t d = 0; d < tile_.head_dim; ++d) {
     SetElement(key, tile_.type, d, static_cast<float>(row[d]));
   }

@@ -14,17 +14,17 @@
 namespace tessera::compaction {
 
 // Immutable, so it may be used by any thread.
-class KeyTurner {
+class RopeShift {
  public:
   // INVALID_ARGUMENT with the reason if the model's keys cannot be moved.
   static absl::Status WhyNot(const cache::ModelSpec& spec);
 
-  KeyTurner(const cache::ModelSpec& spec, const kernels::DenseTile& tile);
+  RopeShift(const cache::ModelSpec& spec, const kernels::DenseTile& tile);
 
   // Turns the key of a token at position p into the key of the same token at p + by.
   void Turn(std::byte* key, std::int64_t by) const;
   // The same, but writes the head_dim elements to `row`.
-  void TurnInto(const std::byte* key, std::int64_t by, std::span<double> row) const;
+  void ShiftInto(const std::byte* key, std::int64_t by, std::span<double> row) const;
 
  private:
   const kernels::DenseTile tile_;

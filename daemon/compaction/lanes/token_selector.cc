@@ -48,8 +48,8 @@ std::uint64_t FirstOfPrompts(std::span<const policies::TokenSpan> prompts, std::
 }  // namespace
 
 // The lanes of a layer as they are looked at, and what the policy sees of them.
-struct LayerChooser::Lanes {
-  std::vector<SeenEntries> seen;
+struct TokenSelector::Lanes {
+  std::vector<LaneEntryList> seen;
   std::vector<policies::LaneEntries> entries;  // of `seen`
   std::unique_ptr<LayerKeys> keys;             // null: not wanted
   std::vector<std::uint64_t> losses;
@@ -84,10 +84,10 @@ struct LayerChooser::Lanes {
   }
 };
 
-LayerChooser::LayerChooser(const Options& options, std::uint32_t layer)
+TokenSelector::TokenSelector(const Options& options, std::uint32_t layer)
     : options_(options), layer_(layer) {}
 
-absl::StatusOr<LayerChooser::Lanes> LayerChooser::Look(bool whole, bool wants_keys) const {
+absl::StatusOr<TokenSelector::Lanes> TokenSelector::Look(bool whole, bool wants_keys) const {
   const cache::Sequence& sequence = *options_.sequence;
   absl::StatusOr<std::vector<cache::OpenRun>> runs = sequence.LookAt(layer_, whole);
   if (!runs.ok()) return runs.status();
@@ -102,12 +102,12 @@ absl::StatusOr<LayerChooser::Lanes> LayerChooser::Look(bool whole, bool wants_ke
     const cache::Model& model = sequence.model();
     LayerKeys::Options options = {.device = sequence.memory().device,
                                   .geometry = model.geometry(layer_)};
-    if (policies::TurnsKeysBack(*options_.policy)) {
+    if (policies::UsesUnrotatedKeys(*options_.policy)) {
       options.turner.emplace(model.spec(), model.layout().tile(layer_));
     }
     lanes.keys = std::make_unique<LayerKeys>(options, *std::move(runs));
   }
-  for (const SeenEntries& seen : lanes.seen) {
+  for (const LaneEntryList& seen : lanes.seen) {
     lanes.entries.push_back(seen.view());
     const std::span<const std::uint64_t> positions = lanes.entries.back().positions;
     if (positions.empty()) continue;
@@ -118,7 +118,7 @@ absl::StatusOr<LayerChooser::Lanes> LayerChooser::Look(bool whole, bool wants_ke
   return lanes;
 }
 
-absl::StatusOr<std::uint64_t> LayerChooser::Begin() const {
+absl::StatusOr<std::uint64_t> TokenSelector::Begin() const {
   const auto runs = options_.sequence->LookAt(layer_, ChoosesFromAll(*options_.policy));
   if (!runs.ok()) return runs.status();
   std::optional<std::uint64_t> begin;
@@ -134,14 +134,14 @@ absl::StatusOr<std::uint64_t> LayerChooser::Begin() const {
   return begin.value_or(0);
 }
 
-absl::StatusOr<std::uint64_t> LayerChooser::NormsFrom() const {
+absl::StatusOr<std::uint64_t> TokenSelector::NormsFrom() const {
   absl::StatusOr<std::uint64_t> begin = Begin();
   if (!begin.ok()) return begin;
   return FirstOfPrompts(options_.prompts, *begin);
 }
 
 // What the policy sees, and what it points into.
-class LayerChooser::Shown {
+class TokenSelector::Shown {
  public:
   // Positions, queries and text count from `first`: what came before it is none of the
   // policy's business.
@@ -169,20 +169,21 @@ class LayerChooser::Shown {
       queries_.push_back(
           {.positions = query_positions_.back(), .rows = head.rows + skipped * row_bytes});
     }
-    view_ = {.layer = layer,
-             .layers = model.layers(),
-             .geometry = model.geometry(layer),
-             .first = first,
-             .tokens = lanes.end - first,
-             .prompts = prompts_,
-             .lanes = entries_,
-             .queries = queries_,
-             .norms_first = std::min(norms, lanes.end) - first,
-             .norms_shown = state.observation.FirstWithoutNorms(norms, lanes.end) - first,
-             .norms_known = state.observation.NormsKnown(norms, lanes.end),
-             .sums = sum_spans_,
-             .text = options.text.subspan(std::min<std::size_t>(first, options.text.size())),
-             .scorer = lanes.keys.get()};
+    view_ = {
+        .layer = layer,
+        .layers = model.layers(),
+        .geometry = model.geometry(layer),
+        .first = first,
+        .tokens = lanes.end - first,
+        .prompts = prompts_,
+        .lanes = entries_,
+        .queries = queries_,
+        .norms_first = std::min(norms, lanes.end) - first,
+        .norms_observed_end = state.observation.FirstTokenWithoutNorms(norms, lanes.end) - first,
+        .norms_known = state.observation.KnownNormQueries(norms, lanes.end),
+        .sums = sum_spans_,
+        .text = options.text.subspan(std::min<std::size_t>(first, options.text.size())),
+        .scorer = lanes.keys.get()};
   }
   Shown(const Shown&) = delete;
   Shown& operator=(const Shown&) = delete;
@@ -212,8 +213,8 @@ class LayerChooser::Shown {
 
 // Behind a token whose query was not shown nothing is decided: for ever, where those of later ones
 // were.
-absl::Status LayerChooser::CheckShown(std::span<const policies::HeadQueries> queries,
-                                      std::uint64_t until, std::uint64_t end) const {
+absl::Status TokenSelector::CheckShown(std::span<const policies::HeadQueries> queries,
+                                       std::uint64_t until, std::uint64_t end) const {
   if (until >= end) return absl::OkStatus();
   std::span<const std::uint64_t> positions;
   if (!queries.empty()) positions = queries.front().positions;
@@ -225,12 +226,12 @@ absl::Status LayerChooser::CheckShown(std::span<const policies::HeadQueries> que
              (later ? *next : end) - 1,
              " were not shown, and the policy needs that of every token; "
              "a step's Attend shows them, or ",
-             policies::kShowingCall));
+             policies::kObserveCall));
 }
 
 // What is decided about a prompt must not depend on how much of it had been shown when somebody
 // looked: of one that is not there whole, nothing.
-std::uint64_t LayerChooser::WholeSteps(std::uint64_t until, std::uint64_t end) const {
+std::uint64_t TokenSelector::WholeSteps(std::uint64_t until, std::uint64_t end) const {
   for (const policies::TokenSpan& prompt : options_.prompts) {
     if (prompt.begin < until && until < std::min(prompt.end, end)) return prompt.begin;
   }
@@ -238,13 +239,13 @@ std::uint64_t LayerChooser::WholeSteps(std::uint64_t until, std::uint64_t end) c
 }
 
 // The first token of the prompt that ends there, of which more may come; `end`: there is none.
-std::uint64_t LayerChooser::OpenPrompt(std::uint64_t end) const {
+std::uint64_t TokenSelector::OpenPrompt(std::uint64_t end) const {
   if (options_.prompts.empty()) return end;
   const policies::TokenSpan& last = options_.prompts.back();
   return last.end >= end ? std::min(last.begin, end) : end;
 }
 
-absl::StatusOr<LayerChoice> LayerChooser::Choose(const LayerState& state) const {
+absl::StatusOr<LayerChoice> TokenSelector::Choose(const LayerState& state) const {
   const policies::Policy& policy = *options_.policy;
   const bool whole = ChoosesFromAll(policy);
   absl::StatusOr<Lanes> lanes = Look(whole, ReadsKeys(policy));
@@ -310,7 +311,7 @@ absl::StatusOr<LayerChoice> LayerChooser::Choose(const LayerState& state) const 
   return choice;
 }
 
-LayerChoice LayerChooser::About(const Lanes& lanes, const LayerState& state) {
+LayerChoice TokenSelector::About(const Lanes& lanes, const LayerState& state) {
   return {.lanes = {},
           .decided = lanes.Counts(),
           .first_positions = lanes.FirstPositions(),
@@ -322,12 +323,12 @@ LayerChoice LayerChooser::About(const Lanes& lanes, const LayerState& state) {
           .until = std::max<std::uint64_t>(lanes.end, state.decided_until)};
 }
 
-absl::StatusOr<LayerChoice> LayerChooser::KeepDecoded(const LayerState& state) const {
+absl::StatusOr<LayerChoice> TokenSelector::KeepDecoded(const LayerState& state) const {
   absl::StatusOr<Lanes> lanes = Look(/*whole=*/false, /*keys=*/false);
   if (!lanes.ok()) return lanes.status();
   const std::uint64_t prompts = options_.prompts.empty() ? 0 : options_.prompts.back().end;
   const std::uint64_t tokens = lanes->end - lanes->begin;
-  const bool open = lanes->begin < prompts && state.looked_until < prompts;
+  const bool open = lanes->begin < prompts && state.considered_until < prompts;
   lanes->CutAt(open ? lanes->begin : lanes->end - tokens % kernels::kTileEntries);
   LayerChoice choice = About(*lanes, state);
   choice.keeps = true;
@@ -337,10 +338,10 @@ absl::StatusOr<LayerChoice> LayerChooser::KeepDecoded(const LayerState& state) c
   return choice;
 }
 
-absl::StatusOr<std::optional<LayerChoice>> LayerChooser::Align(const LayerState& state) const {
+absl::StatusOr<std::optional<LayerChoice>> TokenSelector::Align(const LayerState& state) const {
   const policies::Policy& policy = *options_.policy;
   if (ChoosesFromAll(policy) || policy.key_channels.has_value() ||
-      policies::NeedsLanesAlike(policy) == policies::LanesAlike::kNothing) {
+      policies::NeededLaneEquality(policy) == policies::LaneEquality::kNothing) {
     return std::nullopt;
   }
   absl::StatusOr<Lanes> lanes = Look(/*whole=*/false, /*keys=*/false);
@@ -362,7 +363,7 @@ absl::StatusOr<std::optional<LayerChoice>> LayerChooser::Align(const LayerState&
 }
 
 // Whether the next choice looks at the same rows again.
-bool LayerChooser::LeavesAllOpen(const Lanes& lanes, const LayerChoice& choice) const {
+bool TokenSelector::LeavesAllOpen(const Lanes& lanes, const LayerChoice& choice) const {
   const policies::Policy& policy = *options_.policy;
   if (policy.key_channels.has_value()) {
     return std::find(lanes.channels_gone.begin(), lanes.channels_gone.end(), false) !=
@@ -376,7 +377,7 @@ bool LayerChooser::LeavesAllOpen(const Lanes& lanes, const LayerChoice& choice) 
 
 // Of entries out of sight, which others may have dropped since, no more stay than tell those apart
 // that are left.
-absl::Status LayerChooser::ForgetBoundaries(const Lanes& lanes, LayerChoice& choice) const {
+absl::Status TokenSelector::ForgetBoundaries(const Lanes& lanes, LayerChoice& choice) const {
   if (!policies::Merges(*options_.policy)) return absl::OkStatus();
   std::optional<std::vector<cache::OpenRun>> all;
   for (std::size_t head = 0; head < choice.memory.boundaries.size(); ++head) {
@@ -387,19 +388,19 @@ absl::Status LayerChooser::ForgetBoundaries(const Lanes& lanes, LayerChoice& cho
       if (!runs.ok()) return runs.status();
       all = *std::move(runs);
     }
-    ends = policies::EnoughFor(SeenEntries((*all)[head]).view().positions, ends);
+    ends = policies::PruneBoundaries(LaneEntryList((*all)[head]).view().positions, ends);
   }
   return absl::OkStatus();
 }
 
 // What was decided about may still be open: to packing, or because it ends where the lane does.
-bool LayerChooser::NothingNew(const Lanes& lanes, const LayerState& state) const {
+bool TokenSelector::NothingNew(const Lanes& lanes, const LayerState& state) const {
   // Policies that go on know by themselves what they have decided about.
   return !policies::Continues(*options_.policy) && state.decided_until > 0 &&
          lanes.end <= state.decided_until;
 }
 
-absl::Status LayerChooser::OfLayer(const absl::Status& why) const {
+absl::Status TokenSelector::OfLayer(const absl::Status& why) const {
   absl::Status status(why.code(), Concat("layer ", layer_, ": ", why.message()));
   why.ForEachPayload(
       [&](const auto& url, const auto& payload) { status.SetPayload(url, payload); });
@@ -408,8 +409,8 @@ absl::Status LayerChooser::OfLayer(const absl::Status& why) const {
 
 // Whether some lane has more entries than stay whole, and none before them that say which channels
 // go.
-bool LayerChooser::NeedsKeyChannels(const Lanes& lanes,
-                                    const policies::LayerDecision& decision) const {
+bool TokenSelector::NeedsKeyChannels(const Lanes& lanes,
+                                     const policies::LayerDecision& decision) const {
   const std::optional<policies::KeyChannelPolicy>& channels = options_.policy->key_channels;
   if (!channels.has_value()) return false;
   for (std::size_t head = 0; head < decision.size(); ++head) {
@@ -419,8 +420,8 @@ bool LayerChooser::NeedsKeyChannels(const Lanes& lanes,
 }
 
 // By what the other layer holds: it may be of another length by now, and so may its last choice.
-absl::StatusOr<LayerChoice> LayerChooser::TakeOver(std::uint32_t decides, const LayerState& theirs,
-                                                   const LayerState& state) const {
+absl::StatusOr<LayerChoice> TokenSelector::TakeOver(std::uint32_t decides, const LayerState& theirs,
+                                                    const LayerState& state) const {
   absl::StatusOr<Lanes> lanes = Look(/*whole=*/false, /*keys=*/false);
   if (!lanes.ok()) return lanes.status();
   if (NothingNew(*lanes, state)) return Choose(state);
@@ -434,11 +435,11 @@ absl::StatusOr<LayerChoice> LayerChooser::TakeOver(std::uint32_t decides, const 
   const std::uint64_t settled = none_waits ? waiting->front().first_position : 0;
   const std::uint64_t until = std::max(theirs.decided_until.load(), settled);
   const bool decided = until > lanes->begin || lanes->begin == lanes->end;
-  if (!decided && theirs.looked_until < lanes->end) {
+  if (!decided && theirs.considered_until < lanes->end) {
     return absl::FailedPreconditionError(
         Concat("layer ", layer_, " takes over the choice of layer ", decides,
                ", which has not been compressed: ", lanes->end, " tokens wait, of that one ",
-               theirs.looked_until.load(), " have been looked at"));
+               theirs.considered_until.load(), " have been looked at"));
   }
   const absl::StatusOr<std::vector<cache::OpenRun>> runs =
       options_.sequence->LookAt(decides, /*whole=*/true);
@@ -451,7 +452,7 @@ absl::StatusOr<LayerChoice> LayerChooser::TakeOver(std::uint32_t decides, const 
     choice.refused = theirs.refused;
   }
   for (std::uint32_t head = 0; head < lanes->entries.size(); ++head) {
-    const SeenEntries seen((*runs)[head]);
+    const LaneEntryList seen((*runs)[head]);
     const std::span<const std::uint64_t> stay = seen.view().positions;
     const std::span<const std::uint64_t> positions = lanes->entries[head].positions;
     policies::LaneDecision& lane = choice.lanes.emplace_back();
@@ -464,7 +465,7 @@ absl::StatusOr<LayerChoice> LayerChooser::TakeOver(std::uint32_t decides, const 
   return choice;
 }
 
-absl::Status LayerChooser::Refit(LayerChoice& choice) const {
+absl::Status TokenSelector::Refit(LayerChoice& choice) const {
   const absl::StatusOr<Lanes> lanes = Look(ChoosesFromAll(*options_.policy), /*keys=*/false);
   if (!lanes.ok()) return lanes.status();
   const std::vector<std::uint64_t> left = lanes->CountsBefore(choice.cut_at);

@@ -19,7 +19,7 @@
 
 namespace tessera::compaction {
 
-class LayerChooser {
+class TokenSelector {
  public:
   struct Options {
     const cache::Sequence* sequence;
@@ -32,9 +32,9 @@ class LayerChooser {
     // Asked for by tokens that were decoded: a prompt that still comes is left alone.
     bool decoding = false;
     // Null: no step is open, or all that there is counts, whoever asks for it.
-    const OpenStep* open_step = nullptr;
+    const UncommittedStep* open_step = nullptr;
   };
-  LayerChooser(const Options& options, std::uint32_t layer);
+  TokenSelector(const Options& options, std::uint32_t layer);
 
   // Queries by norm count from this token on: of the first prompt that a choice would look at, or,
   // where there is none, of all that it would look at.

@@ -15,11 +15,11 @@
 namespace tessera::compaction {
 
 // Thread-safe.
-class OpenStep {
+class UncommittedStep {
  public:
-  OpenStep() = default;
-  OpenStep(const OpenStep&) = delete;
-  OpenStep& operator=(const OpenStep&) = delete;
+  UncommittedStep() = default;
+  UncommittedStep(const UncommittedStep&) = delete;
+  UncommittedStep& operator=(const UncommittedStep&) = delete;
 
   // A step appends [begin, end), one call per layer. All tokens before `begin` are final.
   void Begin(std::uint64_t begin, std::uint64_t end) {
@@ -40,7 +40,7 @@ class OpenStep {
     state_.ended_before = std::min(state_.ended_before, tokens);
   }
   // Copies the state of another sequence with the same tokens.
-  void Follow(const OpenStep& other) {
+  void Follow(const UncommittedStep& other) {
     State theirs;
     {
       MutexLock lock(other.mutex_);
@@ -57,7 +57,7 @@ class OpenStep {
     return end > state_.span.end ? end : std::min(state_.span.begin, end);
   }
   // Whether the previous, ended step has filled a tile with final tokens.
-  bool FilledTile() const {
+  bool PreviousStepFilledTile() const {
     MutexLock lock(mutex_);
     return state_.ended_before / kernels::kTileEntries != state_.span.begin / kernels::kTileEntries;
   }

@@ -2,7 +2,7 @@
 
 namespace tessera::compaction {
 
-SeenEntries::SeenEntries(const cache::OpenRun& run) : before_(run.before), tokens_(run.tokens) {
+LaneEntryList::LaneEntryList(const cache::OpenRun& run) : before_(run.before), tokens_(run.tokens) {
   positions_.reserve(run.settled_entries() + run.provisional_entries() + run.plain_entries());
   for (const std::vector<cache::HeldSegment>* segments :
        {&run.settled, &run.provisional, &run.plain}) {
@@ -11,7 +11,7 @@ SeenEntries::SeenEntries(const cache::OpenRun& run) : before_(run.before), token
   if (!weights_.empty()) weights_.resize(positions_.size(), 1.0f);
 }
 
-void SeenEntries::Add(const cache::HeldSegment& held) {
+void LaneEntryList::Add(const cache::HeldSegment& held) {
   const cache::Segment& segment = *held.segment;
   const cache::EntryList* const list = segment.entry_list();
   if (list != nullptr && !list->weights.empty()) {

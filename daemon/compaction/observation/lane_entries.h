@@ -9,10 +9,10 @@
 
 namespace tessera::compaction {
 
-class SeenEntries {
+class LaneEntryList {
  public:
   // Lists all entries of the run, settled segments first.
-  explicit SeenEntries(const cache::OpenRun& run);
+  explicit LaneEntryList(const cache::OpenRun& run);
 
   policies::LaneEntries view() const {
     return {.count = positions_.size(),

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "absl/container/flat_hash_set.h"
-#include "daemon/base/future_tokens.h"
+#include "daemon/base/expected_tokens.h"
 #include "daemon/base/strings.h"
 #include "kernels/tokens/counts.h"
 
@@ -27,9 +27,11 @@ std::size_t CountBefore(const std::vector<std::uint64_t>& positions, std::uint64
 
 constexpr std::uint64_t kAll = ~std::uint64_t{0};
 
-std::uint64_t EndOfNorms(const ShownLayer& shown) { return std::min(shown.norm.end, shown.tokens); }
+std::uint64_t NormRangeEnd(const ObservedLayer& shown) {
+  return std::min(shown.norm.end, shown.tokens);
+}
 
-absl::Status CheckCounts(const ShownLayer& shown, const policies::Needs& needs,
+absl::Status CheckCounts(const ObservedLayer& shown, const policies::Needs& needs,
                          std::uint64_t most_last) {
   const std::uint32_t decides = shown.layer - shown.layer % needs.layers_alike;
   if (decides != shown.layer) {
@@ -51,14 +53,14 @@ absl::Status CheckCounts(const ShownLayer& shown, const policies::Needs& needs,
   // not have these queries when it needs more of them.
   const std::uint64_t most = std::min(
       shown.tokens,
-      kernels::CountUp(needs.norm_share * static_cast<double>(FutureTokens(shown.tokens))));
+      kernels::CountUp(needs.norm_share * static_cast<double>(ExpectedTokens(shown.tokens))));
   if (shown.norm.count > most) {
     return Refuse(shown.layer, shown.norm.count, " queries by norm; of ", shown.tokens,
                   " tokens the policy asks for ", most, " at most");
   }
-  if (shown.norm.first_token > EndOfNorms(shown)) {
+  if (shown.norm.first_token > NormRangeEnd(shown)) {
     return Refuse(shown.layer, "the token range of the queries by norm is reversed: it is from ",
-                  shown.norm.first_token, " to before ", EndOfNorms(shown));
+                  shown.norm.first_token, " to before ", NormRangeEnd(shown));
   }
   if (shown.norm.none && needs.norm_share == 0) {
     return Refuse(shown.layer, "it has queries by norm from token ", shown.norm.first_token,
@@ -75,7 +77,7 @@ absl::Status CheckCounts(const ShownLayer& shown, const policies::Needs& needs,
   return absl::OkStatus();
 }
 
-absl::Status CheckValues(const ShownLayer& shown, const kernels::LayerGeometry& geometry,
+absl::Status CheckValues(const ObservedLayer& shown, const kernels::LayerGeometry& geometry,
                          const kernels::Operations& operations) {
   const std::uint64_t row = std::uint64_t{geometry.query_heads} * geometry.head_dim;
   for (const auto& [rows, count, what] :
@@ -102,23 +104,23 @@ absl::Status CheckValues(const ShownLayer& shown, const kernels::LayerGeometry& 
                   "; the positions of a head are ascending and below ", shown.tokens);
   }
   for (const std::uint64_t position : shown.norm.positions) {
-    if (shown.norm.first_token <= position && position < EndOfNorms(shown)) continue;
+    if (shown.norm.first_token <= position && position < NormRangeEnd(shown)) continue;
     return Refuse(shown.layer, "a query by norm has position ", position,
                   ", which is not among the reported tokens from ", shown.norm.first_token,
-                  " to before ", EndOfNorms(shown));
+                  " to before ", NormRangeEnd(shown));
   }
   return absl::OkStatus();
 }
 
 }  // namespace
 
-std::uint64_t BytesOf(const ShownLayer& shown, const kernels::LayerGeometry& geometry) {
+std::uint64_t BytesOf(const ObservedLayer& shown, const kernels::LayerGeometry& geometry) {
   const std::uint64_t rows = (shown.last.count + shown.norm.count) * geometry.query_heads;
   return rows * geometry.head_dim * kernels::ElementBytes(geometry.type) +
          shown.sums.count * geometry.kv_heads * sizeof(float);
 }
 
-absl::Status Observation::Take(const ShownLayer& shown, const policies::Needs& needs,
+absl::Status Observation::Take(const ObservedLayer& shown, const policies::Needs& needs,
                                const cache::Model& model, const kernels::Operations& operations,
                                pool::Account& budget) {
   const kernels::LayerGeometry geometry = model.geometry(shown.layer);
@@ -134,17 +136,17 @@ absl::Status Observation::Take(const ShownLayer& shown, const policies::Needs& n
   const std::uint64_t row_bytes = geometry.head_dim * kernels::ElementBytes(geometry.type);
   // Unshared memory grows in place, and only by rows at new positions.
   const bool alone = Alone();
-  const std::uint64_t more = BytesMore(shown, geometry);
+  const std::uint64_t more = AddedBytes(shown, geometry);
   absl::StatusOr<pool::Charge> charge =
       budget.Reserve(pool::MemoryTag::kObservations, alone ? more : bytes() + more);
   if (!charge.ok()) return charge.status();
   if (!alone) shown_ = shown_ == nullptr ? std::make_shared<Shown>() : shown_->Copy();
 
   if (shown.norm.count > 0 || shown.norm.none) {
-    KeepShowings(0, shown.norm.first_token);
-    showings_.push_back({.begin = shown.norm.first_token,
-                         .end = EndOfNorms(shown),
-                         .known = shown.norm.all ? kAll : shown.norm.count});
+    TrimNormReports(0, shown.norm.first_token);
+    norm_reports_.push_back({.begin = shown.norm.first_token,
+                             .end = NormRangeEnd(shown),
+                             .known = shown.norm.all ? kAll : shown.norm.count});
   }
   Shown& now = *shown_;
   if (shown.last.count + shown.norm.count > 0) now.heads.resize(geometry.query_heads);
@@ -185,8 +187,8 @@ absl::Status Observation::Take(const ShownLayer& shown, const policies::Needs& n
 }
 
 // Upper bound of the bytes that Take adds.
-std::uint64_t Observation::BytesMore(const ShownLayer& shown,
-                                     const kernels::LayerGeometry& geometry) const {
+std::uint64_t Observation::AddedBytes(const ObservedLayer& shown,
+                                      const kernels::LayerGeometry& geometry) const {
   const std::uint64_t row_bytes = geometry.head_dim * kernels::ElementBytes(geometry.type);
   std::uint64_t rows = (shown.last.count + shown.norm.count) * geometry.query_heads;
   std::uint64_t sums = shown.sums.count * geometry.kv_heads;
@@ -220,7 +222,7 @@ bool Observation::Alone() const {
 }
 
 void Observation::ForgetBefore(std::uint64_t position) {
-  KeepShowings(position, kAll);
+  TrimNormReports(position, kAll);
   KeepOnly(position, kAll, /*keeps_sums=*/false);
 }
 
@@ -235,12 +237,12 @@ void Observation::KeepNewest(std::uint64_t count) {
 }
 
 void Observation::ForgetFrom(std::uint64_t position) {
-  KeepShowings(0, position);
+  TrimNormReports(0, position);
   if (shown_ != nullptr) KeepOnly(0, position, /*keeps_sums=*/shown_->SumsEnd() <= position);
 }
 
 void Observation::ForgetRows() {
-  for (Showing& showing : showings_) showing.known = 0;
+  for (Showing& showing : norm_reports_) showing.known = 0;
   shown_ = nullptr;
 }
 
@@ -261,21 +263,21 @@ Observation::Showing Observation::Part(const Showing& showing, std::uint64_t beg
   return part;
 }
 
-void Observation::KeepShowings(std::uint64_t begin, std::uint64_t end) {
-  for (Showing& showing : showings_) showing = Part(showing, begin, end);
-  std::erase_if(showings_, [](const Showing& showing) { return showing.begin >= showing.end; });
+void Observation::TrimNormReports(std::uint64_t begin, std::uint64_t end) {
+  for (Showing& showing : norm_reports_) showing = Part(showing, begin, end);
+  std::erase_if(norm_reports_, [](const Showing& showing) { return showing.begin >= showing.end; });
 }
 
-std::uint64_t Observation::FirstWithoutNorms(std::uint64_t begin, std::uint64_t end) const {
-  for (const Showing& showing : showings_) {
+std::uint64_t Observation::FirstTokenWithoutNorms(std::uint64_t begin, std::uint64_t end) const {
+  for (const Showing& showing : norm_reports_) {
     if (showing.begin <= begin) begin = std::max(begin, showing.end);
   }
   return std::min(begin, end);
 }
 
-std::uint64_t Observation::NormsKnown(std::uint64_t begin, std::uint64_t end) const {
+std::uint64_t Observation::KnownNormQueries(std::uint64_t begin, std::uint64_t end) const {
   std::uint64_t known = kAll;
-  for (const Showing& showing : showings_) {
+  for (const Showing& showing : norm_reports_) {
     const Showing part = Part(showing, begin, end);
     if (part.begin < part.end) known = std::min(known, part.known);
   }
@@ -324,7 +326,7 @@ void Observation::KeepOnly(std::uint64_t begin, std::uint64_t end, bool keeps_su
     absl::StatusOr<pool::Charge> charge =
         before->budget->Reserve(pool::MemoryTag::kObservations, rest->bytes());
     if (!charge.ok()) {
-      for (Showing& showing : showings_) showing.known = 0;
+      for (Showing& showing : norm_reports_) showing.known = 0;
       return;
     }
     rest->charge = *std::move(charge);

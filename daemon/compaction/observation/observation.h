@@ -19,7 +19,7 @@
 namespace tessera::compaction {
 
 // The observation of one layer as the worker sent it. Rows have the model's element type.
-struct ShownLayer {
+struct ObservedLayer {
   std::uint32_t layer = 0;
   std::uint64_t tokens = 0;  // tokens of the sequence, counted by the daemon
   // Queries of `count` consecutive tokens: [count][query_heads][head_dim].
@@ -48,7 +48,7 @@ struct ShownLayer {
 };
 
 // Bytes of the queries and sums.
-std::uint64_t BytesOf(const ShownLayer& shown, const kernels::LayerGeometry& geometry);
+std::uint64_t BytesOf(const ObservedLayer& shown, const kernels::LayerGeometry& geometry);
 
 // The observation of one layer. Not thread-safe; copies may be used by different threads.
 class Observation {
@@ -56,7 +56,7 @@ class Observation {
   // Adds what the worker sent. A query at a known position replaces the old one; sums replace all
   // earlier sums. INVALID_ARGUMENT names data that the policy does not ask for, or that is not
   // valid. RESOURCE_EXHAUSTED: the budget is spent. An error changes nothing.
-  absl::Status Take(const ShownLayer& shown, const policies::Needs& needs,
+  absl::Status Take(const ObservedLayer& shown, const policies::Needs& needs,
                     const cache::Model& model, const kernels::Operations& operations,
                     pool::Account& budget);
   // Drops the queries of tokens before `position`, which were decided about, and all sums. The rest
@@ -74,10 +74,10 @@ class Observation {
   // By query head; valid until the next change. Empty: no queries were observed.
   std::vector<policies::HeadQueries> queries() const;
   // The first token of [begin, end) for which no worker reported norms; `end` if all are covered.
-  std::uint64_t FirstWithoutNorms(std::uint64_t begin, std::uint64_t end) const;
+  std::uint64_t FirstTokenWithoutNorms(std::uint64_t begin, std::uint64_t end) const;
   // How many of each head's strongest queries of the tokens [begin, end) are certainly held. The
   // largest number: all that were observed.
-  std::uint64_t NormsKnown(std::uint64_t begin, std::uint64_t end) const;
+  std::uint64_t KnownNormQueries(std::uint64_t begin, std::uint64_t end) const;
   // Sums for the entries at these positions of a kv head: for the first of them, up to the end of
   // what was observed.
   std::vector<float> SumsAt(std::uint32_t kv_head, std::span<const std::uint64_t> positions) const;
@@ -108,17 +108,18 @@ class Observation {
   };
   // The part of a report that covers tokens in [begin, end).
   Showing Part(const Showing& showing, std::uint64_t begin, std::uint64_t end) const;
-  void KeepShowings(std::uint64_t begin, std::uint64_t end);
+  void TrimNormReports(std::uint64_t begin, std::uint64_t end);
   static void Merge(HeadRows added, std::uint64_t row_bytes, HeadRows& rows);
   // Drops the queries outside of positions [begin, end).
   void KeepOnly(std::uint64_t begin, std::uint64_t end, bool keeps_sums);
 
-  std::uint64_t BytesMore(const ShownLayer& shown, const kernels::LayerGeometry& geometry) const;
+  std::uint64_t AddedBytes(const ObservedLayer& shown,
+                           const kernels::LayerGeometry& geometry) const;
   bool Alone() const;
 
   std::shared_ptr<Shown> shown_;  // null: empty; immutable while a fork shares it
   // Disjoint, ascending. They are kept when the budget has no room for their rows.
-  std::vector<Showing> showings_;
+  std::vector<Showing> norm_reports_;
 };
 
 // Marks which tokens from `first_token` on are delimiters. `text` has one mark per token.

@@ -92,7 +92,7 @@ absl::StatusOr<std::vector<std::vector<double>>> QuerySquares(const Policy& poli
   const std::uint64_t window = std::min<std::uint64_t>(policy.key_channels->window, view.tokens);
   std::vector<std::vector<double>> sums(geometry.kv_heads, std::vector<double>(geometry.head_dim));
   for (std::uint32_t head = 0; head < geometry.query_heads; ++head) {
-    const absl::StatusOr<ShownQueries> queries = NewestQueries(kName, view, head, window);
+    const absl::StatusOr<ObservedQueries> queries = NewestQueries(kName, view, head, window);
     if (!queries.ok()) return queries.status();
     kernels::AddChannelSquares(queries->rows.rows, queries->rows.count, geometry.head_dim,
                                geometry.type, sums[head / geometry.group()]);

@@ -148,7 +148,7 @@ absl::Status CheckKeyChannelsFor(const KeyChannelPolicy& policy,
     return Refuse(
         "think: rows of fp32 have no packed form of their own; name one, as in think+bf16");
   }
-  const char* why = kernels::WhyNotServed(KeyChannelShape(policy, geometry));
+  const char* why = kernels::UnsupportedReason(KeyChannelShape(policy, geometry));
   return why == nullptr ? absl::OkStatus() : Refuse("think: ", why);
 }
 
@@ -213,7 +213,7 @@ absl::Status CheckFor(const Policy& policy, const kernels::LayerGeometry& geomet
   }
   if (policy.key_channels.has_value()) return CheckKeyChannelsFor(*policy.key_channels, geometry);
   if (!policy.mosaic.has_value()) {
-    const char* why = kernels::WhyNotServed(SummaryShape(policy, geometry));
+    const char* why = kernels::UnsupportedReason(SummaryShape(policy, geometry));
     return why == nullptr ? absl::OkStatus() : Refuse(policy.text, ": ", why);
   }
   return CheckGroups(policy.mosaic->strategy, geometry.head_dim);

@@ -115,10 +115,10 @@ absl::StatusOr<std::vector<Scores>> PaperScores(const ChunkKvPolicy& chunk, cons
     const auto queries = NewestQueries(kChunkKvName, view, head, chunk.window);
     if (!queries.ok()) return queries.status();
     scores[kv_head].resize(lane.count);
-    kernels::KeyLook look = {.queries = queries->rows,
-                             .log2_weights = kernels::Log2Weights(lane.weights),
-                             .logits = chunk.logit,
-                             .sums = scores[kv_head]};
+    kernels::KeyObservation look = {.queries = queries->rows,
+                                    .log2_weights = kernels::Log2Weights(lane.weights),
+                                    .logits = chunk.logit,
+                                    .sums = scores[kv_head]};
     look.visible = chunk.logit ? kernels::FullRanges(chunk.window, lane.count)
                                : kernels::CausalRanges(queries->positions, lane.positions,
                                                        view.geometry.sliding_window);
@@ -167,14 +167,14 @@ LaneDecision DecideLane(const ChunkKvPolicy& chunk, const LaneEntries& lane, std
 }
 
 absl::StatusOr<LayerDecision> DecideChunks(const ChunkKvPolicy& chunk, const LayerView& view) {
-  if (NothingGoes(view, chunk.window)) return KeepAll(view);
+  if (KeepsEverything(view, chunk.window)) return KeepAll(view);
   std::uint64_t entries = 0;  // used in mode paper only
   if (!chunk.kvpress) {
     const auto budget = EntriesOf(kChunkKvName, chunk.budget, view, chunk.window);
     if (!budget.ok()) return budget.status();
     entries = *budget;
   }
-  if (NothingGoes(view, entries)) return KeepAll(view);
+  if (KeepsEverything(view, entries)) return KeepAll(view);
   const bool per_layer = chunk.scope == Scope::kLayer;
   if (per_layer) {
     if (absl::Status status = CheckEqualLanes(kChunkKvName, view); !status.ok()) return status;
@@ -264,7 +264,7 @@ std::string Check(const Term& term, std::span<const Term>) {
   if (!Kvpress(values)) {
     const std::uint64_t window =
         values.given("window") ? values.Count("window") : Standard(false).window;
-    return WhyNoBudget(values, window);
+    return BudgetConflict(values, window);
   }
   if (values.given(kTokens)) {
     return "tokens is given, but mode kvpress keeps a share of the chunks";
@@ -313,13 +313,15 @@ absl::StatusOr<LayerDecision> DecideLayer(const TokenPolicy& tokens, const Layer
   return DecideChunks(std::get<ChunkKvPolicy>(tokens), view);
 }
 
-LanesAlike WantsAlike(const TokenPolicy& tokens) {
-  return std::get<ChunkKvPolicy>(tokens).scope == Scope::kLayer ? LanesAlike::kTokens
-                                                                : LanesAlike::kNothing;
+LaneEquality WantsAlike(const TokenPolicy& tokens) {
+  return std::get<ChunkKvPolicy>(tokens).scope == Scope::kLayer ? LaneEquality::kTokens
+                                                                : LaneEquality::kNothing;
 }
 
-constexpr TokenSystem kSystem = {
-    .is = Is<ChunkKvPolicy>, .needs = NeedsFrom, .decide = DecideLayer, .lanes_alike = WantsAlike};
+constexpr TokenSystem kSystem = {.is = Is<ChunkKvPolicy>,
+                                 .needs = NeedsFrom,
+                                 .decide = DecideLayer,
+                                 .lane_equality = WantsAlike};
 
 }  // namespace
 

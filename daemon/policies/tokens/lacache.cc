@@ -76,7 +76,7 @@ std::string Check(const Term& term, std::span<const Term> all) {
     return Concat("budget ", values.Count(kBudget), " is not more than sink ", values.Count("sink"),
                   ", which counts in it");
   }
-  return WhyNotBySlot(values, all);
+  return SlotPositionConflict(values, all);
 }
 
 void Apply(const Values& values, Policy& policy) {
@@ -189,13 +189,13 @@ absl::StatusOr<LayerDecision> DecideLayer(const TokenPolicy& tokens, const Layer
   return AdvanceLayer(tokens, view, kNone, memory);
 }
 
-LanesAlike WantsAlike(const TokenPolicy&) { return LanesAlike::kLength; }
+LaneEquality WantsAlike(const TokenPolicy&) { return LaneEquality::kLength; }
 
 constexpr TokenSystem kSystem = {.is = Is<LaCachePolicy>,
                                  .needs = NeedsFrom,
                                  .decide = DecideLayer,
                                  .advance = AdvanceLayer,
-                                 .lanes_alike = WantsAlike,
+                                 .lane_equality = WantsAlike,
                                  .moves_positions = MovesKeys,
                                  .check_model = CheckModel};
 

@@ -36,7 +36,7 @@ constexpr std::array kOptions = {
     kPoolOption};
 
 std::string Check(const Term& term, std::span<const Term>) {
-  return WhyNoBudget(term.values, term.values.Count("window"));
+  return BudgetConflict(term.values, term.values.Count("window"));
 }
 
 void Apply(const Values& values, Policy& policy) {
@@ -90,13 +90,13 @@ absl::StatusOr<LayerDecision> DecideLayer(const TokenPolicy& tokens, const Layer
                                           LayerMemory&) {
   const auto& pyramid = std::get<PyramidKvPolicy>(tokens);
   const std::uint64_t window = pyramid.scoring.window;
-  if (NothingGoes(view, window)) return KeepAll(view);
+  if (KeepsEverything(view, window)) return KeepAll(view);
   // If the mean covers the window, every layer does: see EntriesOfLayer.
   const auto mean = EntriesOf(kName, pyramid.budget, view, window, HalvesToEven);
   if (!mean.ok()) return mean.status();
   if (*mean >= view.tokens) return KeepAll(view);
   const std::uint64_t entries = EntriesOfLayer(pyramid, view);
-  if (NothingGoes(view, entries)) return KeepAll(view);
+  if (KeepsEverything(view, entries)) return KeepAll(view);
   const auto scores = WindowScores(kName, view, pyramid.scoring);
   if (!scores.ok()) return scores.status();
   LayerDecision decision;

@@ -264,7 +264,7 @@ absl::StatusOr<LayerDecision> DecideClusters(SemantiCachePolicy cache, const Lay
   // Sinks are the sequence's first tokens, not those of every prompt.
   cache.sink -= std::min(cache.sink, view.first);
   // Of a short prompt all stays, whatever the budget.
-  if (NothingGoes(view, cache.sink + cache.recent)) return KeepAll(view);
+  if (KeepsEverything(view, cache.sink + cache.recent)) return KeepAll(view);
   if (cache.delimiters) {
     if (absl::Status status = CheckText(view); !status.ok()) return status;
   }
@@ -381,7 +381,7 @@ std::string CheckBeside(const Term& term, const Term& other) {
                   " have keys of their own, which are not alike where another layer's are");
   }
   if (ScopeOf(term.values.Word("scope")) == Scope::kLayer &&
-      NeedsLanesAlike(alone) != LanesAlike::kTokens) {
+      NeededLaneEquality(alone) != LaneEquality::kTokens) {
     return Concat("scope=layer joins the keys of all kv heads token by token, and under ",
                   other.kind->name, " each keeps its own tokens");
   }
@@ -463,16 +463,16 @@ absl::Status CheckModel(const TokenPolicy& tokens, const ModelFacts& model) {
              "finds by the tokens' texts), or say delimiters=0"));
 }
 
-LanesAlike WantsAlike(const TokenPolicy& tokens) {
-  return std::get<SemantiCachePolicy>(tokens).scope == Scope::kLayer ? LanesAlike::kTokens
-                                                                     : LanesAlike::kNothing;
+LaneEquality WantsAlike(const TokenPolicy& tokens) {
+  return std::get<SemantiCachePolicy>(tokens).scope == Scope::kLayer ? LaneEquality::kTokens
+                                                                     : LaneEquality::kNothing;
 }
 
 constexpr TokenSystem kSystem = {.is = Is<SemantiCachePolicy>,
                                  .needs = NeedsFrom,
                                  .decide = DecideLayer,
-                                 .lanes_alike = WantsAlike,
-                                 .turns_keys_back = TurnsBack,
+                                 .lane_equality = WantsAlike,
+                                 .uses_unrotated_keys = TurnsBack,
                                  .check_model = CheckModel};
 
 }  // namespace

@@ -59,9 +59,9 @@ struct Observers {
 // If some of the strongest queries were not observed, weaker ones would take their place and change
 // the decision without notice. So this is an error.
 absl::Status CheckKnown(const LayerView& view, double lambda, std::uint64_t wanted) {
-  if (wanted > 0 && view.norms_shown < view.tokens) {
+  if (wanted > 0 && view.norms_observed_end < view.tokens) {
     return Missing(kSemanticKvName, Concat("the queries of largest norm of the tokens from ",
-                                           view.first + view.norms_shown, " on have"));
+                                           view.first + view.norms_observed_end, " on have"));
   }
   if (wanted <= view.norms_known) return absl::OkStatus();
   return absl::FailedPreconditionError(
@@ -119,9 +119,9 @@ absl::StatusOr<Scores> HeadScores(const SemanticKvPolicy& semantic, const LayerV
   if (!observers.ok()) return observers.status();
   const std::vector<std::uint64_t>& positions = observers->positions;
   Scores paid(lane.count);
-  kernels::KeyLook look = {.queries = observers->span(),
-                           .log2_weights = kernels::Log2Weights(lane.weights),
-                           .sums = paid};
+  kernels::KeyObservation look = {.queries = observers->span(),
+                                  .log2_weights = kernels::Log2Weights(lane.weights),
+                                  .sums = paid};
   look.visible = semantic.causal ? kernels::CausalRanges(positions, lane.positions,
                                                          view.geometry.sliding_window)
                                  : kernels::FullRanges(positions.size(), lane.count);

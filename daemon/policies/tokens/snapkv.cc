@@ -17,7 +17,7 @@ constexpr std::array kOptions = {kBudgetOption, kTokensOption, kWindowOption, kK
                                  kPoolOption};
 
 std::string Check(const Term& term, std::span<const Term>) {
-  return WhyNoBudget(term.values, term.values.Count("window"));
+  return BudgetConflict(term.values, term.values.Count("window"));
 }
 
 void Apply(const Values& values, Policy& policy) {
@@ -41,10 +41,10 @@ absl::StatusOr<LayerDecision> DecideLayer(const TokenPolicy& tokens, const Layer
                                           LayerMemory&) {
   const auto& snap = std::get<SnapKvPolicy>(tokens);
   const std::uint64_t window = snap.scoring.window;
-  if (NothingGoes(view, window)) return KeepAll(view);
+  if (KeepsEverything(view, window)) return KeepAll(view);
   const auto entries = EntriesOf(kName, snap.budget, view, window);
   if (!entries.ok()) return entries.status();
-  if (NothingGoes(view, *entries)) return KeepAll(view);
+  if (KeepsEverything(view, *entries)) return KeepAll(view);
   const auto scores = WindowScores(kName, view, snap.scoring);
   if (!scores.ok()) return scores.status();
   LayerDecision decision;

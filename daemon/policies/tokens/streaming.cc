@@ -36,7 +36,7 @@ constexpr Option kOptions[] = {
 
 std::string Check(const Term& term, std::span<const Term> all) {
   const Values& values = term.values;
-  if (std::string why = WhyNotBySlot(values, all); !why.empty()) return why;
+  if (std::string why = SlotPositionConflict(values, all); !why.empty()) return why;
   if (!values.given(kBudget)) return "";
   if (values.given("recent")) return "recent and budget are both given; give only one of them";
   if (values.Count(kBudget) > values.Count("sink")) return "";

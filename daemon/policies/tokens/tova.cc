@@ -58,7 +58,7 @@ absl::Status Step(const TovaPolicy& tova, const LayerView& view, std::uint32_t n
 absl::StatusOr<LayerDecision> GoOn(const TokenPolicy& tokens, const LayerView& view,
                                    std::uint64_t held) {
   const auto& tova = std::get<TovaPolicy>(tokens);
-  if (NothingGoes(view, tova.budget)) return KeepAll(view);
+  if (KeepsEverything(view, tova.budget)) return KeepAll(view);
   if (absl::Status status = CheckEqualLanes(kName, view); !status.ok()) return status;
   const LaneEntries& lane = view.lanes.front();
   std::vector<std::uint32_t> kept = Indices(0, held);
@@ -83,13 +83,13 @@ absl::StatusOr<LayerDecision> AdvanceLayer(const TokenPolicy& tokens, const Laye
   return GoOn(tokens, view, held.front());
 }
 
-LanesAlike WantsAlike(const TokenPolicy&) { return LanesAlike::kTokens; }
+LaneEquality WantsAlike(const TokenPolicy&) { return LaneEquality::kTokens; }
 
 constexpr TokenSystem kSystem = {.is = Is<TovaPolicy>,
                                  .needs = NeedsFrom,
                                  .decide = DecideLayer,
                                  .advance = AdvanceLayer,
-                                 .lanes_alike = WantsAlike};
+                                 .lane_equality = WantsAlike};
 
 }  // namespace
 

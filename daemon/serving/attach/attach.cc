@@ -45,9 +45,9 @@ absl::Status CheckHello(const v1::Hello& hello) {
     }
   }
   if (hello.group_size() <= 1) return absl::OkStatus();
-  if (hello.group_size() > cache::PrefixStore::kMostRanks) {
+  if (hello.group_size() > cache::PrefixStore::kMaxRanks) {
     return absl::InvalidArgumentError(Concat("group_size is ", hello.group_size(),
-                                             "; the limit is ", cache::PrefixStore::kMostRanks));
+                                             "; the limit is ", cache::PrefixStore::kMaxRanks));
   }
   if (hello.rank() >= hello.group_size()) {
     return absl::InvalidArgumentError(
@@ -79,7 +79,7 @@ absl::Status CheckPrefixHash(const v1::Hello& hello, std::uint64_t seed) {
 // through `Link`, which OnDone disconnects, so that a push to a finished stream is dropped.
 class Reactor final : public grpc::ServerBidiReactor<v1::AttachRequest, v1::AttachResponse> {
  public:
-  Reactor(const AttachDoor& door, grpc::CallbackServerContext* context)
+  Reactor(const AttachContext& door, grpc::CallbackServerContext* context)
       : door_(door), context_(context) {
     StartRead(&request_);
   }
@@ -334,7 +334,7 @@ class Reactor final : public grpc::ServerBidiReactor<v1::AttachRequest, v1::Atta
     opened.set_request_id(asked.request_id());
     TailPlaces places = std::vector<cache::Tenant::TailPlace>();
     absl::StatusOr<std::vector<SequenceId>> ids = Ids(asked.sequence_ids());
-    const absl::Status status = ids.ok() ? WithRelief(
+    const absl::Status status = ids.ok() ? RetryWhenPoolFull(
                                                *door_.services, *tenant_, [this] { return Gone(); },
                                                [&] { return OpenResident(*ids, places); })
                                          : ids.status();
@@ -370,7 +370,7 @@ class Reactor final : public grpc::ServerBidiReactor<v1::AttachRequest, v1::Atta
       if (held.ok()) tokens = *std::move(held);
       return held.status();
     };
-    const absl::Status status = WithRelief(
+    const absl::Status status = RetryWhenPoolFull(
         *door_.services, *tenant_, [this] { return Gone(); }, close);
     if (!status.ok()) {
       closed.set_code(static_cast<int>(status.code()));
@@ -383,7 +383,7 @@ class Reactor final : public grpc::ServerBidiReactor<v1::AttachRequest, v1::Atta
     Write(std::move(response));
   }
 
-  const AttachDoor door_;
+  const AttachContext door_;
   grpc::CallbackServerContext* const context_;
   const std::shared_ptr<Link> link_ = std::make_shared<Link>(this);
   v1::AttachRequest request_;
@@ -405,7 +405,7 @@ class Reactor final : public grpc::ServerBidiReactor<v1::AttachRequest, v1::Atta
 }  // namespace
 
 grpc::ServerBidiReactor<v1::AttachRequest, v1::AttachResponse>* NewAttachReactor(
-    const AttachDoor& door, grpc::CallbackServerContext* context) {
+    const AttachContext& door, grpc::CallbackServerContext* context) {
   return new Reactor(door, context);
 }
 

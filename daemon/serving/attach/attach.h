@@ -13,7 +13,7 @@
 namespace tessera::serving {
 
 // The environment of an Attach stream.
-struct AttachDoor {
+struct AttachContext {
   Services* services;
   Connections* connections;
   std::string descriptor_socket;  // path for Welcome; empty: no Unix socket is served
@@ -23,6 +23,6 @@ struct AttachDoor {
 
 // Creates the reactor of one stream, which deletes itself when the stream is done.
 grpc::ServerBidiReactor<v1::AttachRequest, v1::AttachResponse>* NewAttachReactor(
-    const AttachDoor& door, grpc::CallbackServerContext* context);
+    const AttachContext& door, grpc::CallbackServerContext* context);
 
 }  // namespace tessera::serving

@@ -72,25 +72,25 @@ std::size_t Connections::size() const {
 }
 
 void Connections::WaitUntilNone(Clock::TimePoint deadline) {
-  Hurry(deadline);
+  ShortenDrain(deadline);
   MutexLock lock(mutex_);
   while (!entries_.empty()) {
     if (!ended_.WaitUntil(mutex_, deadline_)) return;
   }
 }
 
-void Connections::Hurry(Clock::TimePoint deadline) {
+void Connections::ShortenDrain(Clock::TimePoint deadline) {
   MutexLock lock(mutex_);
   deadline_ = std::min(deadline_, deadline);
   ended_.NotifyAll();
 }
 
-void Connections::WitnessLost(SessionId session) {
+void Connections::DescriptorSocketClosed(SessionId session) {
   End(session, metrics::SessionEnd::kLost,
       absl::UnavailableError("the session's descriptor socket was closed"));
 }
 
-void Connections::PoolShrunk(cache::Tenant& tenant) {
+void Connections::PoolExtentsRemoved(cache::Tenant& tenant) {
   v1::AttachResponse message;
   message.mutable_pool_changed();
   for (const Entry& entry : All()) {

@@ -38,13 +38,13 @@ class Connections final : public Watcher::Listener {
   void EndAll(metrics::SessionEnd reason, const absl::Status& cut);
   void Broadcast(const v1::AttachResponse& message);
   std::size_t size() const;
-  // Waits until there is no session, or until the deadline. Hurry moves the deadline of a current
-  // or later wait forward, never back.
+  // Waits until there is no session, or until the deadline. ShortenDrain moves the deadline of a
+  // current or later wait forward, never back.
   void WaitUntilNone(Clock::TimePoint deadline);
-  void Hurry(Clock::TimePoint deadline);
+  void ShortenDrain(Clock::TimePoint deadline);
 
-  void WitnessLost(SessionId session) override;
-  void PoolShrunk(cache::Tenant& tenant) override;
+  void DescriptorSocketClosed(SessionId session) override;
+  void PoolExtentsRemoved(cache::Tenant& tenant) override;
 
  private:
   struct Entry {

@@ -50,7 +50,7 @@ class UnixAcceptor {
   const Options options_;
   const Fd listening_;
   const Event stop_;
-  Seldom refusals_;
+  LogRateLimit refusals_;
   std::thread thread_;
 };
 

@@ -91,7 +91,7 @@ void Watcher::Run() {
     RunCommands();
     timeout = Sooner(Sooner(CollectAll(), SweepPrefixes()),
                      Sooner(Sooner(DropLateOpenings(), ResumeAccepting()), ResumeCompaction()));
-    TellOfShrunkPools();
+    NotifyShrunkPools();
   }
   RunCommands();
 }
@@ -121,10 +121,10 @@ std::optional<absl::Duration> Watcher::ResumeCompaction() {
   return absl::FromChrono(*again);
 }
 
-void Watcher::TellOfShrunkPools() {
+void Watcher::NotifyShrunkPools() {
   for (const std::unique_ptr<cache::Tenant>& tenant : services_.node->tenants()) {
     const std::uint64_t gone = tenant->directory().extents_gone();
-    if (std::exchange(told_[tenant.get()], gone) != gone) listener_.PoolShrunk(*tenant);
+    if (std::exchange(told_[tenant.get()], gone) != gone) listener_.PoolExtentsRemoved(*tenant);
   }
 }
 
@@ -156,22 +156,22 @@ void Watcher::RemoveSession(SessionId id) {
     if (it->second.witness) loop_.Unwatch(it->second.witness->fd());
     Watched watched = std::move(it->second);
     sessions_.erase(it);
-    SeeOff(id, std::move(watched));
+    AwaitImporterExit(id, std::move(watched));
   });
 }
 
-void Watcher::SeeOff(SessionId id, Watched watched) {
+void Watcher::AwaitImporterExit(SessionId id, Watched watched) {
   if (!services_.device->description().waits_for_importers || watched.witness == nullptr) return;
   const int fd = watched.witness->fd();
   departing_[id] = std::move(watched);
-  if (!loop_.Watch(fd, [this, id](EventLoop::Ready) { ServeDeparting(id); }).ok()) {
+  if (!loop_.Watch(fd, [this, id](EventLoop::Ready) { DiscardUntilClosed(id); }).ok()) {
     services_.logger->Log(LogLevel::kError,
                           "memory of an ended session cannot be freed before the daemon exits",
                           {{"session", id.value()}});
   }
 }
 
-void Watcher::ServeDeparting(SessionId id) {
+void Watcher::DiscardUntilClosed(SessionId id) {
   const auto it = departing_.find(id);
   if (it == departing_.end() || it->second.witness->Discard().ok()) return;
   loop_.Unwatch(it->second.witness->fd());
@@ -194,7 +194,7 @@ void Watcher::Accept(int listening) {
     }
     if (unopened_.size() >= kMaxUnopened) {
       // Drop the peer that has been silent the longest: it is the least likely to be a worker.
-      GiveUpOn(
+      RejectUnopened(
           OldestUnopened(),
           absl::ResourceExhaustedError(Concat(
               unopened_.size(), " connections have not sent their opening; the limit is reached")));
@@ -238,7 +238,7 @@ std::optional<absl::Duration> Watcher::DropLateOpenings() {
     const int oldest = OldestUnopened();
     const Clock::Duration wait = unopened_[oldest].until - services_.clock->Now();
     if (wait > Clock::Duration::zero()) return absl::FromChrono(wait);
-    GiveUpOn(oldest, absl::DeadlineExceededError(kNoOpening));
+    RejectUnopened(oldest, absl::DeadlineExceededError(kNoOpening));
   }
   return std::nullopt;
 }
@@ -250,7 +250,7 @@ void Watcher::LogRefused(const absl::Status& why) {
                         {{"error", AsStringView(why.message())}, {"like_this_before", *unsaid}});
 }
 
-void Watcher::GiveUpOn(int fd, const absl::Status& why) {
+void Watcher::RejectUnopened(int fd, const absl::Status& why) {
   Serve(fd);  // its opening may have arrived by now
   if (!unopened_.contains(fd)) return;
   LogRefused(why);
@@ -298,7 +298,7 @@ void Watcher::ServeWitness(SessionId id, EventLoop::Ready ready) {
     return;
   }
   loop_.Unwatch(fd);
-  listener_.WitnessLost(id);
+  listener_.DescriptorSocketClosed(id);
 }
 
 }  // namespace tessera::serving

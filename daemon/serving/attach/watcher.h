@@ -33,9 +33,9 @@ class Watcher {
   struct Listener {
     virtual ~Listener() = default;
     // The session's descriptor socket was closed: its process exited, or broke the protocol.
-    virtual void WitnessLost(SessionId session) = 0;
+    virtual void DescriptorSocketClosed(SessionId session) = 0;
     // Extents of the tenant's pool were removed: its mapped sessions must unmap them.
-    virtual void PoolShrunk(cache::Tenant& tenant) = 0;
+    virtual void PoolExtentsRemoved(cache::Tenant& tenant) = 0;
   };
 
   static absl::StatusOr<std::unique_ptr<Watcher>> Create(Services& services, Listener& listener);
@@ -73,14 +73,14 @@ class Watcher {
   void PauseAccepting(const absl::Status& why);
   void Serve(int fd);
   int OldestUnopened() const;
-  void GiveUpOn(int fd, const absl::Status& why);
+  void RejectUnopened(int fd, const absl::Status& why);
   void DropUnopened(int fd);
   // Logs at most one line per second.
   void LogRefused(const absl::Status& why);
   void ServeWitness(SessionId id, EventLoop::Ready ready);
-  void SeeOff(SessionId id, Watched watched);
-  void ServeDeparting(SessionId id);
-  void TellOfShrunkPools();
+  void AwaitImporterExit(SessionId id, Watched watched);
+  void DiscardUntilClosed(SessionId id);
+  void NotifyShrunkPools();
   // Each does its due work and returns the time until it must run again; nullopt: no timer needed.
   std::optional<absl::Duration> CollectAll();
   std::optional<absl::Duration> SweepPrefixes();
@@ -97,7 +97,7 @@ class Watcher {
   PeerRules peers_;                               // for all descriptor sockets
   std::optional<Clock::TimePoint> accept_again_;  // set while out of descriptors
   std::unordered_map<int, Unopened> unopened_;
-  Seldom refusals_;
+  LogRateLimit refusals_;
   std::unordered_map<SessionId, Watched> sessions_;
   // Ended sessions whose workers still map memory. That memory must not be freed until the worker
   // closes its descriptor socket.

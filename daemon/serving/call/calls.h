@@ -23,13 +23,13 @@ class Calls {
  public:
   // Places for all tenants. 240 is far more than Admission admits; each tenant adds two for running
   // and two for waiting long calls.
-  static constexpr std::uint32_t MostFor(std::size_t tenants) {
+  static constexpr std::uint32_t MaxCallsFor(std::size_t tenants) {
     return 240 + 4 * static_cast<std::uint32_t>(tenants);
   }
   // Threads that gRPC needs: one tenant may have half of the places while the others reach their
   // shares. The rest polls for calls and serves the operator.
   static constexpr std::uint32_t ThreadsFor(std::size_t tenants) {
-    return MostFor(tenants) + MostFor(tenants) / 2 + 32;
+    return MaxCallsFor(tenants) + MaxCallsFor(tenants) / 2 + 32;
   }
 
   Calls(std::uint32_t most, std::size_t tenants)

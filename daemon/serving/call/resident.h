@@ -21,11 +21,11 @@ inline absl::StatusOr<cache::Residence> FindResident(cache::Tenant& tenant, Sequ
 
 // Runs `act`, and retries it if the pool was full, after residency has reclaimed memory. `act` must
 // change nothing when it fails. Holds no locks or sequences between the attempts.
-inline absl::Status WithRelief(const Services& services, cache::Tenant& tenant,
-                               absl::FunctionRef<bool()> cancelled,
-                               absl::FunctionRef<absl::Status()> act) {
-  return services.pressure->WithRelief(tenant, act,
-                                       [&] { return cancelled() || services.stopping.load(); });
+inline absl::Status RetryWhenPoolFull(const Services& services, cache::Tenant& tenant,
+                                      absl::FunctionRef<bool()> cancelled,
+                                      absl::FunctionRef<absl::Status()> act) {
+  return services.pressure->RetryWhenPoolFull(
+      tenant, act, [&] { return cancelled() || services.stopping.load(); });
 }
 
 }  // namespace tessera::serving

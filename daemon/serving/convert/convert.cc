@@ -98,8 +98,8 @@ absl::StatusOr<std::uint32_t> CountLayers(const cache::Model& model, std::uint32
   return layers == 0 ? left : layers;
 }
 
-absl::Status CheckAlike(const cache::Model& model, std::uint32_t first_layer,
-                        std::uint32_t layers) {
+absl::Status CheckSameShape(const cache::Model& model, std::uint32_t first_layer,
+                            std::uint32_t layers) {
   const kernels::LayerGeometry geometry = model.geometry(first_layer);
   for (std::uint32_t i = 1; i < layers; ++i) {
     const kernels::LayerGeometry other = model.geometry(first_layer + i);

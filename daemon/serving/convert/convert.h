@@ -42,14 +42,15 @@ void Describe(const cache::SegmentRun& run, v1::SegmentRun& shown);
 absl::StatusOr<policies::Policy> ToPolicy(const std::string& text, const v1::PolicySpec* spec);
 
 // What the worker must observe for a policy; nullopt if the policy chooses no tokens.
-std::optional<v1::PolicyNeeds> ShownNeeds(const policies::Policy& policy);
+std::optional<v1::PolicyNeeds> ToPolicyNeeds(const policies::Policy& policy);
 
 // The number of layers that a request names; `layers` 0 means all from first_layer on.
 absl::StatusOr<std::uint32_t> CountLayers(const cache::Model& model, std::uint32_t first_layer,
                                           std::uint32_t layers);
 // INVALID_ARGUMENT if the layers differ in kv heads or head_dim, so that one tensor cannot hold
 // them.
-absl::Status CheckAlike(const cache::Model& model, std::uint32_t first_layer, std::uint32_t layers);
+absl::Status CheckSameShape(const cache::Model& model, std::uint32_t first_layer,
+                            std::uint32_t layers);
 
 // The required type and shape of a tensor. A dimension of 0 may have any size above 0.
 struct TensorRule {

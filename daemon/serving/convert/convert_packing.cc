@@ -115,7 +115,7 @@ absl::StatusOr<TileShape> ToTileShape(const v1::Packing& packing,
                .kept = static_cast<std::uint16_t>(packing.kept_channels())};
   shape.value = shape.key;
   shape.group = static_cast<std::uint8_t>(group);
-  if (const char* why = kernels::WhyNotServed(shape); why != nullptr) {
+  if (const char* why = kernels::UnsupportedReason(shape); why != nullptr) {
     return absl::InvalidArgumentError(Concat("packing with kept_channels ", shape.key.kept,
                                              ", channels ", channels, ", group ", group,
                                              " of head_dim ", geometry.head_dim, ": ", why));
@@ -217,7 +217,7 @@ absl::StatusOr<policies::Policy> ToPolicy(const std::string& text, const v1::Pol
   return policy;
 }
 
-std::optional<v1::PolicyNeeds> ShownNeeds(const policies::Policy& policy) {
+std::optional<v1::PolicyNeeds> ToPolicyNeeds(const policies::Policy& policy) {
   if (!policy.chooses()) return std::nullopt;
   const policies::Needs needs = policies::NeedsOf(policy);
   v1::PolicyNeeds shown;

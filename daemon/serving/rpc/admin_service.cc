@@ -185,7 +185,7 @@ absl::Status AdminService::WithRows(
   const absl::StatusOr<std::shared_ptr<cache::Sequence>> sequence = Find(value);
   if (!sequence.ok()) return sequence.status();
   cache::Tenant& tenant = *services_.node->TenantOf(value);
-  return WithRelief(
+  return RetryWhenPoolFull(
       services_, tenant, [&] { return context.IsCancelled(); },
       [&]() -> absl::Status {
         const absl::StatusOr<cache::Residence> held = (*sequence)->Restore();

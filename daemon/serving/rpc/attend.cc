@@ -237,7 +237,7 @@ class Attention {
   }
 
   absl::Status Compute(const std::vector<Slice>& piece, v1::AttendResponse& response) {
-    kernels::ItemsByHead kernel_items;
+    kernels::PerHeadItems kernel_items;
     for (const Slice& slice : piece) {
       const AttendItem& item = items_[slice.item];
       v1::AttendOutput& output = *response.mutable_outputs(static_cast<int>(slice.item));

@@ -78,7 +78,7 @@ class Compression {
 
   absl::Status TakeRotations() {
     const auto layers = static_cast<std::uint32_t>(spec_.shapes.size());
-    if (absl::Status status = CheckAlike(model_, spec_.first_layer, layers); !status.ok()) {
+    if (absl::Status status = CheckSameShape(model_, spec_.first_layer, layers); !status.ok()) {
       return status;
     }
     const v1::Rotations& rotations = request_.rotations();

@@ -105,7 +105,7 @@ absl::Status DescribeSequence(const Services& services, const cache::Sequence& s
   out.set_owner_session_id(description.owner.value());
   const policies::Policy policy = compaction::Compactor::PolicyOf(sequence);
   out.set_policy(policy.text);
-  if (auto needs = ShownNeeds(policy)) *out.mutable_needs() = *std::move(needs);
+  if (auto needs = ToPolicyNeeds(policy)) *out.mutable_needs() = *std::move(needs);
   out.set_decided_tokens(compaction::Compactor::DecidedOf(sequence));
   if (policy.selection.has_value()) Describe(*policy.selection, *out.mutable_selection());
   out.set_state(StateOf(description));

@@ -13,15 +13,14 @@ namespace tessera::serving {
 
 namespace {
 
-constexpr std::uint64_t kMostWaitMs = 3'600'000;
+constexpr std::uint64_t kMaxWaitMs = 3'600'000;
 
 absl::StatusOr<cache::PrefixStore::Question> ToQuestion(const Caller& caller,
                                                         const v1::MatchRequest& request) {
   if (request.token_ids().empty()) {
     return absl::InvalidArgumentError("token_ids is empty; send at least one id");
   }
-  const absl::StatusOr<Clock::Duration> wait =
-      ToDuration("wait_ms", request.wait_ms(), kMostWaitMs);
+  const absl::StatusOr<Clock::Duration> wait = ToDuration("wait_ms", request.wait_ms(), kMaxWaitMs);
   if (!wait.ok()) return wait.status();
   const absl::StatusOr<std::shared_ptr<const cache::Model>> model =
       caller.tenant->FindModel(ModelId(request.model_id()));

@@ -138,7 +138,7 @@ class Showing {
   const v1::ObserveRequest& request_;
   cache::Sequence& sequence_;
   kernels::LayerGeometry geometry_;
-  compaction::ShownLayer shown_;
+  compaction::ObservedLayer shown_;
   Copy last_;
   Copy norm_;
   Copy sums_;

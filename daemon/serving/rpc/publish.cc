@@ -15,7 +15,7 @@ namespace tessera::serving {
 
 namespace {
 
-constexpr std::uint64_t kMostTtlMs = std::uint64_t{10} * 365 * 24 * 3600 * 1000;
+constexpr std::uint64_t kMaxTtlMs = std::uint64_t{10} * 365 * 24 * 3600 * 1000;
 // Attempts to make a sequence use the prefix's segments while its lanes are being compressed.
 constexpr int kAttempts = 4;
 
@@ -32,7 +32,7 @@ class Publishing {
   absl::Status Run(const cache::PrefixLife& life, v1::PublishResponse& response) {
     absl::StatusOr<std::uint64_t> held = Held();
     if (!held.ok()) return held.status();
-    if (absl::Status status = MayPublish(*held); !status.ok()) return status;
+    if (absl::Status status = CheckPublishable(*held); !status.ok()) return status;
     // Absorb the tail, so that its committed tokens are shared instead of copied.
     if (absl::Status status = sequence_->AbsorbTail(); !status.ok()) return status;
     cache::PrefixStore& store = caller_.tenant->prefixes();
@@ -80,14 +80,15 @@ class Publishing {
     return held;
   }
 
-  absl::Status MayPublish(std::uint64_t held) const {
+  absl::Status CheckPublishable(std::uint64_t held) const {
     if (ids_.empty()) return absl::InvalidArgumentError("token_ids is empty; send at least one id");
     if (ids_.size() > held) {
       return absl::OutOfRangeError(Concat(ids_.size(), " token ids; ", sequence_->id().ToString(),
                                           " holds ", held, " tokens"));
     }
-    if (sequence_->made_by_hand() || (!policy_.drops_entries() && !sequence_->KeepsEveryToken())) {
-      return NotItsPolicys();
+    if (sequence_->has_manual_changes() ||
+        (!policy_.drops_entries() && !sequence_->KeepsEveryToken())) {
+      return NotCompressedByPolicy();
     }
     if (ids_.size() < held && policy_.drops_entries()) {
       return absl::FailedPreconditionError(
@@ -110,7 +111,7 @@ class Publishing {
                " has not decided about; observe their queries and compress first"));
   }
 
-  absl::Status NotItsPolicys() const {
+  absl::Status NotCompressedByPolicy() const {
     return absl::FailedPreconditionError(
         Concat("some entries of ", sequence_->id().ToString(),
                " were compressed by a call, under an earlier policy, further to save memory, "
@@ -152,14 +153,14 @@ class Publishing {
     absl::Status cut = services_.compactor->Truncate(**frozen, ids_.size());
     if (!cut.ok()) return cut;
     // Memory pressure may have re-encoded entries since the check.
-    if ((*frozen)->made_by_hand()) return NotItsPolicys();
+    if ((*frozen)->has_manual_changes()) return NotCompressedByPolicy();
     return Frozen{.sequence = *std::move(frozen), .of_another = longer != nullptr};
   }
 
   // Makes the sequence use the prefix's segments. If that fails (no memory to split a segment,
   // say), there are two copies.
   bool TakeOver(const cache::Sequence& prefix) {
-    absl::Status status = services_.compactor->TakeHeadOf(*sequence_, prefix);
+    absl::Status status = services_.compactor->AdoptPrefix(*sequence_, prefix);
     // Retry if the sequence's lanes are still being compressed, or if its positions have not moved
     // yet as those of the prefix have. CompressAll waits for both.
     const auto worth_it = [&] {
@@ -168,7 +169,7 @@ class Publishing {
     };
     for (int i = 1; worth_it() && i < kAttempts; ++i) {
       status = CompressAll();
-      if (status.ok()) status = services_.compactor->TakeHeadOf(*sequence_, prefix);
+      if (status.ok()) status = services_.compactor->AdoptPrefix(*sequence_, prefix);
     }
     if (!status.ok()) {
       services_.logger->Log(
@@ -201,7 +202,7 @@ absl::StatusOr<Clock::Duration> ToDuration(std::string_view field, std::uint64_t
 
 absl::Status Publish(const Services& services, const Caller& caller,
                      const v1::PublishRequest& request, v1::PublishResponse& response) {
-  const absl::StatusOr<Clock::Duration> ttl = ToDuration("ttl_ms", request.ttl_ms(), kMostTtlMs);
+  const absl::StatusOr<Clock::Duration> ttl = ToDuration("ttl_ms", request.ttl_ms(), kMaxTtlMs);
   if (!ttl.ok()) return ttl.status();
   absl::StatusOr<std::shared_ptr<cache::Sequence>> sequence =
       caller.tenant->FindOwned(*caller.session, SequenceId(request.sequence_id()));

@@ -149,7 +149,7 @@ absl::Status ChooseFor(const Services& services, const Caller& caller,
 absl::Status Choose(const Services& services, const Caller& caller,
                     const v1::SelectRequest& request, const kernels::LayerGeometry& geometry,
                     const AttendItem& item, v1::SelectResponse& response) {
-  kernels::ItemsByHead items;
+  kernels::PerHeadItems items;
   for (std::uint32_t head = 0; head < geometry.kv_heads; ++head) {
     items.Add(geometry, {.lane = &item.lanes[head],
                          .kv_head = head,

@@ -54,7 +54,7 @@ absl::Status WorkerService::HandleCreateSequence(const Caller& caller,
   if (policy->selection.has_value()) {
     serving::Describe(*policy->selection, *response.mutable_selection());
   }
-  if (auto needs = ShownNeeds(*policy)) *response.mutable_needs() = *std::move(needs);
+  if (auto needs = ToPolicyNeeds(*policy)) *response.mutable_needs() = *std::move(needs);
   if (absl::Status status = services_.compactor->SetPolicy(**sequence, *std::move(policy));
       !status.ok()) {
     caller.tenant->FreeSequence((*sequence)->id()).IgnoreError();
@@ -78,7 +78,7 @@ absl::Status WorkerService::HandleFork(const Caller& caller, const v1::ForkReque
   const policies::Policy policy = compaction::Compactor::PolicyOf(**child);
   response.set_policy(policy.text);
   response.set_position_shift((*child)->position_shift());
-  if (auto needs = ShownNeeds(policy)) *response.mutable_needs() = *std::move(needs);
+  if (auto needs = ToPolicyNeeds(policy)) *response.mutable_needs() = *std::move(needs);
   if (policy.selection.has_value()) {
     serving::Describe(*policy.selection, *response.mutable_selection());
   }
@@ -132,7 +132,7 @@ absl::Status WorkerService::HandleAppend(const Caller& caller, const v1::AppendR
       CountLayers(model, request.first_layer(), request.layers());
   if (!named.ok()) return named.status();
   const std::uint32_t layers = *named;
-  if (absl::Status status = CheckAlike(model, request.first_layer(), layers); !status.ok()) {
+  if (absl::Status status = CheckSameShape(model, request.first_layer(), layers); !status.ok()) {
     return status;
   }
   const kernels::LayerGeometry geometry = model.geometry(request.first_layer());

@@ -28,7 +28,7 @@ using WorkerServiceBase = v1::Tessera::WithCallbackMethod_Match<
 // Owned by the Server. Thread-safe.
 class WorkerService final : public WorkerServiceBase {
  public:
-  explicit WorkerService(const AttachDoor& door)
+  explicit WorkerService(const AttachContext& door)
       : door_(door),
         services_(*door.services),
         attention_(
@@ -39,8 +39,8 @@ class WorkerService final : public WorkerServiceBase {
             {.what = "compression",
              .running = std::min(64u, std::max(services_.compactor_threads + 1, Cores() / 2)),
              .waiting = PerTenant(16)}),
-        calls_(Calls::MostFor(services_.node->tenants().size()), services_.node->tenants().size()) {
-  }
+        calls_(Calls::MaxCallsFor(services_.node->tenants().size()),
+               services_.node->tenants().size()) {}
 
   grpc::ServerBidiReactor<v1::AttachRequest, v1::AttachResponse>* Attach(
       grpc::CallbackServerContext* context) override {
@@ -74,7 +74,7 @@ class WorkerService final : public WorkerServiceBase {
 
   absl::StatusOr<Admission::Place> Enter(Admission& admission, const Caller& caller) const;
 
-  const AttachDoor door_;
+  const AttachContext door_;
   Services& services_;
   Admission attention_;
   Admission compression_;
@@ -123,7 +123,7 @@ grpc::Status WorkerService::Serve(metrics::RpcMethod& method, const grpc::Server
   }
   if (status.ok()) {
     caller->context = &context;
-    status = WithRelief(
+    status = RetryWhenPoolFull(
         services_, *caller->tenant, [&] { return caller->cancelled(); },
         [&] {
           response.Clear();

@@ -45,7 +45,7 @@ struct DotEngine {
   }
 
   template <int kRows>
-  TESSERA_SIMD void DotPlain(const std::byte* keys, int padded, Span live,
+  TESSERA_SIMD void DotDense(const std::byte* keys, int padded, Span live,
                              const std::uint16_t* queries, float (*weights)[kTileRows]) {
     const auto blocks = [&](int first, typename Simd::Floats(&block)[kRows]) TESSERA_INLINE_LAMBDA {
       const std::byte* key[kRowsAtOnce];
@@ -98,7 +98,7 @@ struct DotEngine {
     if (sparse) return;
     ExpandListed<kValues, kGroup>(part, keys, live, ahead, plain);
     ForEachRowGroup(part.row_count, [&]<int kRows>(std::uint32_t row) TESSERA_INLINE_LAMBDA {
-      DotPlain<kRows>(plain, static_cast<int>(part.padded_channels), live, QueryOf(context, row),
+      DotDense<kRows>(plain, static_cast<int>(part.padded_channels), live, QueryOf(context, row),
                       context.scratch->weights + row);
     });
   }

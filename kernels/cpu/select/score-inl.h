@@ -82,7 +82,7 @@ struct DotScores {
   TESSERA_SIMD void Prepare(ScoreScratch&, Span) {}
   template <int kRows>
   TESSERA_SIMD void Dot(ScoreScratch& scratch, int channels, Span live, std::uint32_t row) {
-    DotEngine::DotPlain<kRows>(scratch.rows, channels, live, QueryOf(scratch, channels, row),
+    DotEngine::DotDense<kRows>(scratch.rows, channels, live, QueryOf(scratch, channels, row),
                                scratch.scores + row);
   }
 };
@@ -123,7 +123,7 @@ TESSERA_SIMD void CopyHalves(const std::byte* row, std::size_t half_bytes, std::
 }
 
 // Copies a tile's first `count` block rows, unpacked, to rows `at` and on of the scratch.
-struct PlainBlocks {
+struct DenseBlocks {
   std::uint32_t element_bytes;
   std::size_t row_bytes;
   TESSERA_MEMBER void operator()(const ScorePart& part, const std::byte* summaries,
@@ -287,11 +287,11 @@ static void ScoreRuns(const ScorePart& part, const Scores& scores, const Blocks&
 }
 
 template <ElementType kType>
-TESSERA_SIMD void ScorePlain(const ScorePart& part) {
+TESSERA_SIMD void ScoreDense(const ScorePart& part) {
   const int halves = part.shape.summary == Summary::kMinMax ? 2 : 1;
   const int channels = halves * static_cast<int>(part.padded_channels);
   const std::size_t row_bytes = static_cast<std::size_t>(channels) * kElementBytes<kType>;
-  ScoreRuns(part, FloatScores<kType>(), PlainBlocks{kElementBytes<kType>, row_bytes}, channels);
+  ScoreRuns(part, FloatScores<kType>(), DenseBlocks{kElementBytes<kType>, row_bytes}, channels);
 }
 
 // Scores the means of packed keys.
@@ -328,11 +328,11 @@ static void ScorePartSimd(const ScorePart& part) {
   }
   switch (part.shape.format) {
     case TileFormat::kDenseFp16:
-      return ScorePlain<ElementType::kFp16>(part);
+      return ScoreDense<ElementType::kFp16>(part);
     case TileFormat::kDenseFp32:
-      return ScorePlain<ElementType::kFp32>(part);
+      return ScoreDense<ElementType::kFp32>(part);
     default:  // dense bf16, and min/max rows of packed tiles
-      return ScorePlain<ElementType::kBf16>(part);
+      return ScoreDense<ElementType::kBf16>(part);
   }
 }
 

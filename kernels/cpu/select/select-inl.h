@@ -128,8 +128,9 @@ constexpr std::uint32_t kFewEntries = 512;  // hence at most as many blocks
 
 // The largest key such that the free candidates from it up hold `budget` entries. Sorts the
 // candidates with keys in [low, high], which hold at most kFewEntries; those above hold `above`.
-TESSERA_SIMD std::uint32_t SortOut(const SelectJob& job, std::uint32_t low, std::uint32_t high,
-                                   std::uint64_t above, std::uint64_t budget) {
+TESSERA_SIMD std::uint32_t ThresholdBySorting(const SelectJob& job, std::uint32_t low,
+                                              std::uint32_t high, std::uint64_t above,
+                                              std::uint64_t budget) {
   std::uint32_t keys[kFewEntries];
   std::uint32_t entries[kFewEntries];
   std::uint32_t count = 0;
@@ -242,7 +243,7 @@ TESSERA_SIMD std::uint32_t FindThreshold(const SelectJob& job, std::uint64_t bud
       }
     }
   }
-  return low == high ? low : SortOut(job, low, high, above_high, budget);
+  return low == high ? low : ThresholdBySorting(job, low, high, above_high, budget);
 }
 
 // Takes the forced candidates, or all of them; returns the entries of the forced and free

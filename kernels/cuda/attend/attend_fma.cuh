@@ -78,7 +78,7 @@ TESSERA_DEVICE void FetchTile(const AttendParams& params, const PartTiles& tiles
 
 // Fetches 32 scattered rows of a selected part.
 template <class Shape>
-TESSERA_DEVICE void FetchTile(const AttendParams& params, const TakenRows& rows,
+TESSERA_DEVICE void FetchTile(const AttendParams& params, const SelectedRows& rows,
                               std::uint32_t tile_index, std::byte* shared) {
   for (std::uint32_t piece = gpu::Thread(); piece < Shape::kTileRows * Shape::kRowChunks;
        piece += Shape::kThreads) {
@@ -121,7 +121,7 @@ TESSERA_DEVICE EntryFacts FactsOfEntry(const PartTiles& tiles, const TileWords& 
   return facts;
 }
 
-TESSERA_DEVICE EntryFacts FactsOfEntry(const TakenRows& rows, const TileWords& words,
+TESSERA_DEVICE EntryFacts FactsOfEntry(const SelectedRows& rows, const TileWords& words,
                                        std::uint32_t tile_index) {
   const std::uint32_t entry = tile_index * kTileEntries + gpu::Lane();
   EntryFacts facts = {.live = rows.Live(entry), .place = rows.EntryOf(entry)};
@@ -309,7 +309,7 @@ TESSERA_DEVICE void AttendFmaSelected(const AttendParams& params) {
     if (selected.count == 0 || work.part.kind != PartKind::kDenseWords) continue;
     const StepSequence& sequence = step.sequence(work.lane / step.layer(params.layer).kv_heads);
     const TileWords words = WordsOf(step.strategy(params.layer, work.part.strategy));
-    TakenRows rows(selected, shared + SelectedShape<Shape>::kTableOffset);
+    SelectedRows rows(selected, shared + SelectedShape<Shape>::kTableOffset);
     // Every thread has passed the last tile's barrier, so none still reads the old table.
     const bool found = rows.Find(step.arena(), selected, TileBytesOf(params, step, work.part, 0));
     ReportSelected(params, sequence, work, found);

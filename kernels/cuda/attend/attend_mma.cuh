@@ -70,7 +70,7 @@ TESSERA_DEVICE void FetchSlice(const AttendParams& params, const PartTiles& tile
 
 // Fetches 16 scattered rows of a selected part.
 template <class Shape>
-TESSERA_DEVICE void FetchSlice(const AttendParams& params, const TakenRows& rows,
+TESSERA_DEVICE void FetchSlice(const AttendParams& params, const SelectedRows& rows,
                                std::uint32_t entry, std::byte* shared) {
   const DenseTile layout = {.head_dim = Shape::kHeadDim, .type = ElementType::kBf16};
   TESSERA_UNROLL
@@ -112,11 +112,11 @@ TESSERA_DEVICE void ScoreSlice(const std::byte* keys, const MmaState<Shape>& sta
   }
 }
 
-// Like JudgeRows for plain tiles: each entry is its own place, and every entry that a column sees
+// Like MaskRows for plain tiles: each entry is its own place, and every entry that a column sees
 // is live.
 template <class Shape>
-TESSERA_DEVICE void JudgePlainRows(const AttendParams& params, std::uint32_t entry, std::uint32_t t,
-                                   const MmaState<Shape>& state, float (&scores)[4]) {
+TESSERA_DEVICE void MaskPlainRows(const AttendParams& params, std::uint32_t entry, std::uint32_t t,
+                                  const MmaState<Shape>& state, float (&scores)[4]) {
   TESSERA_UNROLL
   for (std::uint32_t i = 0; i < 4; ++i) {
     const bool seen = state.visible[t][i % 2].Contains(entry + AccumulatorRow(gpu::Lane(), i));
@@ -124,7 +124,7 @@ TESSERA_DEVICE void JudgePlainRows(const AttendParams& params, std::uint32_t ent
   }
 }
 
-// `rows`: the part's live entries, or its TakenRows.
+// `rows`: the part's live entries, or its SelectedRows.
 template <ElementType kType, class Shape, class Rows>
 TESSERA_DEVICE void AttendSlice(const AttendParams& params, const std::byte* slice,
                                 const Rows& rows, std::uint32_t entry, const TileWords& words,
@@ -139,12 +139,12 @@ TESSERA_DEVICE void AttendSlice(const AttendParams& params, const std::byte* sli
   TESSERA_UNROLL
   for (std::uint32_t t = 0; t < Shape::kColumnTiles; ++t) {
     if constexpr (Shape::kWords) {
-      JudgeRows<Shape>(params, facts, t, state, scores[t]);
+      MaskRows<Shape>(params, facts, t, state, scores[t]);
     } else {
-      JudgePlainRows<Shape>(params, entry, t, state, scores[t]);
+      MaskPlainRows<Shape>(params, entry, t, state, scores[t]);
     }
     AddLogits<kType, Shape>(t, state, scores[t]);
-    TurnWeights<kType>(scores[t], weights[t]);
+    TransposeWeights<kType>(scores[t], weights[t]);
   }
   const std::byte* values = slice + Shape::kSliceBytes;
   const std::uint32_t row = ValueMatrixEntry(gpu::Lane());
@@ -182,7 +182,7 @@ TESSERA_DEVICE void AttendSlices(const AttendParams& params, const PartTiles& ti
 
 // The same for a selected part.
 template <ElementType kType, class Shape>
-TESSERA_DEVICE void AttendSlices(const AttendParams& params, const TakenRows& rows,
+TESSERA_DEVICE void AttendSlices(const AttendParams& params, const SelectedRows& rows,
                                  const TileWords& words, std::byte* shared,
                                  MmaState<Shape>& state) {
   constexpr std::uint32_t kAhead = Shape::kTuning.stages - 1;
@@ -203,7 +203,7 @@ template <ElementType kType, class Shape>
 TESSERA_DEVICE void EndMmaPart(const AttendParams& params, const StepSequence& sequence,
                                const Work& work, std::uint32_t first_column,
                                const MmaState<Shape>& state, std::byte* shared) {
-  LeaveResult<kType, Shape>(state, shared, [](std::uint32_t s, std::uint32_t i) {
+  StoreWarpResult<kType, Shape>(state, shared, [](std::uint32_t s, std::uint32_t i) {
     return s * 16 + AccumulatorRow(gpu::Lane(), i);
   });
   gpu::SyncBlock();
@@ -254,7 +254,7 @@ TESSERA_DEVICE void AttendMmaSelected(const AttendParams& params) {
     const Work& work = selected.work;
     if (selected.count == 0 || work.part.kind != PartKind::kDenseWords) continue;
     const StepSequence& sequence = step.sequence(work.lane / step.layer(params.layer).kv_heads);
-    TakenRows rows(selected, shared + SelectedShape<Shape>::kTableOffset);
+    SelectedRows rows(selected, shared + SelectedShape<Shape>::kTableOffset);
     const bool found = rows.Find(step.arena(), selected, TileBytesOf(params, step, work.part, 0));
     ReportSelected(params, sequence, work, found);
     MmaState<Shape> state;

@@ -180,14 +180,14 @@ TESSERA_DEVICE void FetchPacked(const PackedPart& part, const std::byte* tile,
 
 // Copies the rows of one array of a slice whose blocks are scattered, in the largest pieces that
 // their alignment allows.
-TESSERA_DEVICE void FetchArray(const TakenRows& rows, std::uint32_t entry, std::uint32_t array,
+TESSERA_DEVICE void FetchArray(const SelectedRows& rows, std::uint32_t entry, std::uint32_t array,
                                std::uint32_t row_bytes, std::byte* shared) {
   const std::uint32_t block_bytes = rows.block() * row_bytes;
   const std::uint32_t piece = block_bytes % kChunkBytes == 0 ? kChunkBytes : 4;
   for (std::uint32_t at = gpu::Lane() * piece; at < kSliceEntries * row_bytes;
        at += kWarp * piece) {
     const std::uint32_t first = at / block_bytes * rows.block();
-    const TakenBlock& block = rows.BlockOf(entry + first);
+    const SelectedBlock& block = rows.BlockOf(entry + first);
     if (block.tile == 0) continue;
     const std::byte* source = reinterpret_cast<const std::byte*>(block.tile) + array +
                               block.row * row_bytes + at % block_bytes;
@@ -201,11 +201,11 @@ TESSERA_DEVICE void FetchArray(const TakenRows& rows, std::uint32_t entry, std::
 
 // The same for a selected part. Blocks without a tile leave the stage unchanged; their rows are not
 // live.
-TESSERA_DEVICE void FetchPacked(const PackedPart& part, const TakenRows& rows, std::uint32_t entry,
-                                std::byte* shared) {
+TESSERA_DEVICE void FetchPacked(const PackedPart& part, const SelectedRows& rows,
+                                std::uint32_t entry, std::byte* shared) {
   const StageLayout& stage = part.stage;
   if (rows.block() == kSliceEntries) {
-    const TakenBlock& block = rows.BlockOf(entry);
+    const SelectedBlock& block = rows.BlockOf(entry);
     if (block.tile == 0) return;
     FetchPacked(part, reinterpret_cast<const std::byte*>(block.tile), block.row, shared);
   } else {
@@ -232,7 +232,9 @@ TESSERA_DEVICE void FetchPacked(const PackedPart& part, const TakenRows& rows, s
 }
 
 TESSERA_DEVICE bool IsLive(EntryRange live, std::uint32_t entry) { return live.Contains(entry); }
-TESSERA_DEVICE bool IsLive(const TakenRows& rows, std::uint32_t entry) { return rows.Live(entry); }
+TESSERA_DEVICE bool IsLive(const SelectedRows& rows, std::uint32_t entry) {
+  return rows.Live(entry);
+}
 
 // Counts where the slices of each row begin. Lane r handles row r: 16 rows of K, then 16 of V.
 // Later 8 lanes walk each row. Warp-collective.
@@ -313,7 +315,7 @@ TESSERA_DEVICE void ScorePacked(const PackedPart& part, const std::byte* shared,
   }
 }
 
-// output += V x weights. `rows`: the part's live entries, or its TakenRows.
+// output += V x weights. `rows`: the part's live entries, or its SelectedRows.
 template <class Shape, std::uint32_t kGroup, class Rows>
 TESSERA_DEVICE void AddPacked(const PackedPart& part, const Rows& rows, std::uint32_t entry,
                               const std::byte* shared, const std::byte* starts,
@@ -352,7 +354,7 @@ TESSERA_DEVICE void AttendPackedSlice(const AttendParams& params, const PackedPa
   std::uint32_t weights[Shape::kColumnTiles][2];
   TESSERA_UNROLL
   for (std::uint32_t t = 0; t < Shape::kColumnTiles; ++t) {
-    JudgeRows<Shape>(params, facts, t, state, scores[t]);
+    MaskRows<Shape>(params, facts, t, state, scores[t]);
     AddLogits<Shape::kType, Shape>(t, state, scores[t]);
     TESSERA_UNROLL
     for (std::uint32_t i = 0; i < 4 && IsScaled(Shape::kValues); ++i) {
@@ -360,7 +362,7 @@ TESSERA_DEVICE void AttendPackedSlice(const AttendParams& params, const PackedPa
       const float scale = ScaleOfRow(part, true, AccumulatorRow(gpu::Lane(), i), shared);
       scores[t][i] *= facts.live[i / 2] ? scale : 0;
     }
-    TurnWeights<Shape::kType>(scores[t], weights[t]);
+    TransposeWeights<Shape::kType>(scores[t], weights[t]);
   }
   AddPacked<Shape, kGroup>(part, rows, entry, shared, starts, weights, state);
 }
@@ -401,7 +403,7 @@ TESSERA_DEVICE void AttendPackedPart(const AttendParams& params, const StepSeque
   } else {
     AttendPackedSlices<Shape, 1>(params, part, rows, range, fetch, own, starts, state);
   }
-  LeaveResult<Shape::kType, Shape>(state, shared, [](std::uint32_t s, std::uint32_t i) {
+  StoreWarpResult<Shape::kType, Shape>(state, shared, [](std::uint32_t s, std::uint32_t i) {
     return PairChannel(Shape::kHeadDim, ValueSlice(gpu::Lane()), s) + i / 2;
   });
   gpu::SyncBlock();
@@ -451,7 +453,7 @@ TESSERA_DEVICE void AttendPackedSelected(const AttendParams& params) {
     }
     const StepSequence& sequence = step.sequence(work.lane / step.layer(params.layer).kv_heads);
     const StepStrategy& strategy = step.strategy(params.layer, work.part.strategy);
-    TakenRows rows(selected, shared + SelectedShape<Shape>::kTableOffset);
+    SelectedRows rows(selected, shared + SelectedShape<Shape>::kTableOffset);
     const bool found = rows.Find(step.arena(), selected, TileBytesOf(params, step, work.part, 0));
     ReportSelected(params, sequence, work, found);
     const PackedPart part = PackedPartOf(strategy);

@@ -201,17 +201,17 @@ TESSERA_DEVICE float Unrotate(const AttendParams& params, const StepStrategy& st
 }
 
 // The parts of a lane's selected blocks; none if the lane reads everything.
-struct PartsTaken {
+struct SelectedParts {
   std::uint32_t first = 0;  // index among the partial results
   std::uint32_t count = 0;
-  const TakenRange* ranges = nullptr;  // ranges of its choices
+  const SelectedRange* ranges = nullptr;  // ranges of its choices
 };
 
-TESSERA_DEVICE PartsTaken FindTaken(const AttendParams& params, const StepReader& step,
-                                    const StepLane& lane) {
+TESSERA_DEVICE SelectedParts FindSelectedParts(const AttendParams& params, const StepReader& step,
+                                               const StepLane& lane) {
   if (lane.selection == kReadWhole) return {};
   const StepSelection& selection = step.selection(params.layer, lane.selection);
-  const TakenRange* ranges = params.ranges + FirstRangeOf(selection, lane.selection);
+  const SelectedRange* ranges = params.ranges + FirstRangeOf(selection, lane.selection);
   return {.first = params.max_works + step.slots(params.layer)[lane.selection],
           .count = ranges[selection.choices].first_part,
           .ranges = ranges};
@@ -220,8 +220,8 @@ TESSERA_DEVICE PartsTaken FindTaken(const AttendParams& params, const StepReader
 // Adds up a lane with packed segments: its segments, then its tail. Returns this thread's team's
 // share. Block-collective.
 TESSERA_DEVICE float AddLane(const AttendParams& params, const StepReader& step,
-                             const StepLane& lane, const PartsTaken& selected, std::uint32_t first,
-                             std::uint32_t last, Teams& teams, PartSum& sum) {
+                             const StepLane& lane, const SelectedParts& selected,
+                             std::uint32_t first, std::uint32_t last, Teams& teams, PartSum& sum) {
   const StepSegment* segments = step.segments(lane);
   float output = 0;
   for (std::uint32_t s = 0; s < lane.segment_count; ++s) {
@@ -268,7 +268,7 @@ TESSERA_DEVICE Merged MergeLane(const AttendParams& params, const StepReader& st
     sum.Add(first, first, last, output);
   } else {
     const StepLane& of_lane = step.lane(params.layer, lane);
-    const PartsTaken selected = FindTaken(params, step, of_lane);
+    const SelectedParts selected = FindSelectedParts(params, step, of_lane);
     sum.Raise(selected.first, selected.first + selected.count);
     sum.AddSink();
     output = AddLane(params, step, of_lane, selected, first, last, teams, sum);

@@ -30,7 +30,7 @@ struct ScratchLayout {
     row_sums = place(limits.selections * columns, sizeof(float));
     values = place(limits.blocks, sizeof(std::uint32_t));
     taken = place(limits.blocks, sizeof(std::uint32_t));
-    ranges = place(std::uint64_t{limits.choices} + limits.selections, sizeof(TakenRange));
+    ranges = place(std::uint64_t{limits.choices} + limits.selections, sizeof(SelectedRange));
     visible = place(limits.blocks, sizeof(std::uint8_t));
   }
   std::uint64_t states, outputs, rotated_scales, rotated;
@@ -101,7 +101,7 @@ AttendParams MakeAttendParams(const AttendCall& call) {
       .row_sums = reinterpret_cast<float*>(memory + scratch.row_sums),
       .values = reinterpret_cast<std::uint32_t*>(memory + scratch.values),
       .taken = reinterpret_cast<std::uint32_t*>(memory + scratch.taken),
-      .ranges = reinterpret_cast<TakenRange*>(memory + scratch.ranges),
+      .ranges = reinterpret_cast<SelectedRange*>(memory + scratch.ranges),
       .visible = reinterpret_cast<std::uint8_t*>(memory + scratch.visible),
       .fault = call.fault,
       .query_stride = call.query_stride != 0 ? call.query_stride : packed,

@@ -62,7 +62,7 @@ struct AttendParams {
   std::uint32_t* values;  // [max_blocks], as OrderedKey
   // [max_blocks]: selected blocks; a lane's list begins at the index of its first block
   std::uint32_t* taken;
-  TakenRange* ranges;     // [choice + selection]; indexed by FirstRangeOf
+  SelectedRange* ranges;  // [choice + selection]; indexed by FirstRangeOf
   std::uint8_t* visible;  // [max_blocks]: number of entries that some query of the item sees
   std::uint64_t* fault;
   std::uint64_t query_stride;

@@ -20,7 +20,8 @@
 namespace tessera::kernels::cuda {
 
 inline constexpr std::uint32_t kMaxBlockEntries = 16;
-inline constexpr std::uint32_t kMostTakenBlocks = kSelectedEntries / kMinBlock;  // blocks per part
+inline constexpr std::uint32_t kMaxSelectedBlocks =
+    kSelectedEntries / kMinBlock;  // blocks per part
 static_assert(kSelectedEntries % kMaxBlockEntries == 0);
 // Limits the entries of a layer's blocks to what 32 bits can count.
 inline constexpr std::uint32_t kMostLayerBlocks = 1u << 27;
@@ -179,7 +180,7 @@ TESSERA_HOST_DEVICE constexpr EntryRange LiveOfBlock(EntryRange entries, std::ui
 }
 
 // Blocks of part `part` of a lane's selection.
-struct TakenSlice {
+struct SelectedSlice {
   std::uint32_t choice = 0;  // index in the lane
   std::uint32_t first = 0;   // index in the lane's list
   std::uint32_t count = 0;   // number of blocks; 0: the part does not exist
@@ -188,9 +189,9 @@ struct TakenSlice {
 // `block_of(choice)` returns the entries per block of a choice. The slice always lies within the
 // lane's list, even if the ranges are corrupt.
 template <class BlockOf>
-TESSERA_HOST_DEVICE inline TakenSlice SliceOfPart(const TakenRange* ranges,
-                                                  const StepSelection& selection,
-                                                  std::uint32_t part, BlockOf block_of) {
+TESSERA_HOST_DEVICE inline SelectedSlice SliceOfPart(const SelectedRange* ranges,
+                                                     const StepSelection& selection,
+                                                     std::uint32_t part, BlockOf block_of) {
   if (part >= ranges[selection.choices].first_part) return {};
   std::uint32_t low = 0;
   std::uint32_t high = selection.choices;

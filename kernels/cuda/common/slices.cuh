@@ -94,7 +94,7 @@ TESSERA_DEVICE void AddLogits(std::uint32_t t, MmaState<Shape>& state, float (&s
 // Converts weights from accumulator layout (row = entry) to B operand layout (k = entry) by two 8 x
 // 8 transpositions.
 template <ElementType kType>
-TESSERA_DEVICE void TurnWeights(const float (&scores)[4], std::uint32_t (&weights)[2]) {
+TESSERA_DEVICE void TransposeWeights(const float (&scores)[4], std::uint32_t (&weights)[2]) {
   weights[0] = gpu::TransposeMatrix(gpu::PackPair<kType>(scores[0], scores[1]));
   weights[1] = gpu::TransposeMatrix(gpu::PackPair<kType>(scores[2], scores[3]));
 }
@@ -133,8 +133,8 @@ TESSERA_DEVICE RowFacts ReadFacts(EntryRange live, std::uint32_t entry, const Ti
 
 // Turns scores into logits. Rows that column tile t does not see become -infinity.
 template <class Shape>
-TESSERA_DEVICE void JudgeRows(const AttendParams& params, const RowFacts& facts, std::uint32_t t,
-                              const MmaState<Shape>& state, float (&scores)[4]) {
+TESSERA_DEVICE void MaskRows(const AttendParams& params, const RowFacts& facts, std::uint32_t t,
+                             const MmaState<Shape>& state, float (&scores)[4]) {
   TESSERA_UNROLL
   for (std::uint32_t i = 0; i < 4; ++i) {
     const bool seen = facts.live[i / 2] && state.visible[t][i % 2].Contains(facts.place[i / 2]);
@@ -196,8 +196,8 @@ TESSERA_DEVICE void WalkSlices(EntryRange live, const StageRing& ring, Fetch fet
 // Stores this warp's result in shared memory: its output in its own stages, its softmax state after
 // all stages. channel_of(step, i) is the channel of accumulator i of a step.
 template <ElementType kType, class Shape, class ChannelOfAccumulator>
-TESSERA_DEVICE void LeaveResult(const MmaState<Shape>& state, std::byte* shared,
-                                ChannelOfAccumulator channel_of) {
+TESSERA_DEVICE void StoreWarpResult(const MmaState<Shape>& state, std::byte* shared,
+                                    ChannelOfAccumulator channel_of) {
   auto* output = reinterpret_cast<float*>(shared + gpu::Warp() * Shape::kWarpBytes);
   auto* states =
       reinterpret_cast<float*>(shared + Shape::kStateOffset) + gpu::Warp() * Shape::kColumns * 2;

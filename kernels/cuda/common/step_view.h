@@ -211,11 +211,11 @@ static_assert(sizeof(StepChoice) == 16);
 // The device's result for a choice: where its selected blocks begin in the lane's list, and where
 // its parts begin in the lane's slots. They end where the next choice's begin; an extra record
 // after a lane's last choice marks the end.
-struct TakenRange {
+struct SelectedRange {
   std::uint32_t first_taken;
   std::uint32_t first_part;
 };
-static_assert(sizeof(TakenRange) == 8);
+static_assert(sizeof(SelectedRange) == 8);
 
 // Reads a step image, on the host or on the device.
 class StepReader {

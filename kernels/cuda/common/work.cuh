@@ -32,8 +32,8 @@ TESSERA_DEVICE std::uint32_t FindLane(const std::uint32_t* works, std::uint32_t 
 // Lane t of a warp: reads word t of a tile table and returns the address that it refers to, or 0 if
 // that lies outside the pool. The table may be recycled memory under a revoked reader, so each word
 // is read once, and the value that was checked is the value that is used.
-TESSERA_DEVICE std::uint64_t ResolveNamed(const DeviceArena& arena, std::uint64_t table,
-                                          std::uint64_t bytes, std::uint64_t alignment) {
+TESSERA_DEVICE std::uint64_t ResolveTableEntry(const DeviceArena& arena, std::uint64_t table,
+                                               std::uint64_t bytes, std::uint64_t alignment) {
   const std::uint64_t entry = ResolveObject(arena, table + gpu::Lane() * sizeof(std::uint64_t),
                                             sizeof(std::uint64_t), sizeof(std::uint64_t));
   if (entry == 0) return 0;
@@ -60,7 +60,7 @@ class PartTiles {
     const std::uint32_t last = (part.entries.end - 1) / kTileEntries;
     bool bad = false;
     if (gpu::Lane() >= first && gpu::Lane() <= last) {
-      tile_ = ResolveNamed(arena, part.tile_table, tile_bytes, kTileAlignment);
+      tile_ = ResolveTableEntry(arena, part.tile_table, tile_bytes, kTileAlignment);
       bad = tile_ == 0;
     }
     return gpu::Ballot(bad) == 0;

@@ -55,7 +55,7 @@ TESSERA_DEVICE void StoreRows(const DeviceStrategy& strategy, TileRows rows,
   } else {
     StoreDenseRows(source, arrays, tile);
   }
-  ZeroRowsBehind(tile, arrays, source.row_count, kTileEntries);
+  ZeroUnusedRows(tile, arrays, source.row_count, kTileEntries);
 }
 
 // Stores weights and positions, and zeros after the last row.

@@ -15,7 +15,7 @@ TESSERA_DEVICE void ZeroBytes(std::byte* at, std::uint32_t bytes) {
 
 // Zeroes rows [used, rows) of a set of rows. `from` is the address that the arrays' offsets start
 // at.
-TESSERA_DEVICE void ZeroRowsBehind(std::byte* from, const RowArrays& arrays, std::uint32_t used,
+TESSERA_DEVICE void ZeroUnusedRows(std::byte* from, const RowArrays& arrays, std::uint32_t used,
                                    std::uint32_t rows) {
   const RowPlace first = PlaceOf(from, arrays, used);
   ZeroBytes(first.bits, (rows - used) * arrays.row.bits);
@@ -115,7 +115,7 @@ TESSERA_DEVICE void StoreSummaries(const TileShape& shape, const TileLayout& lay
   if (shape.summary == Summary::kNone) return;
   if (shape.summary == Summary::kMean) StoreMeans<Shape>(shape, layout, summaries, rows, keys);
   if (shape.summary == Summary::kMinMax) StoreMinMax<Shape>(shape, layout, summaries, rows, keys);
-  ZeroRowsBehind(summaries, ArraysOf(layout, TileRows::kBlock), UsedBlocks(shape, rows),
+  ZeroUnusedRows(summaries, ArraysOf(layout, TileRows::kBlock), UsedBlocks(shape, rows),
                  shape.blocks());
   const std::uint32_t end = layout.block_data + shape.blocks() * layout.block_row.data;
   ZeroBytes(summaries + end, layout.summary_bytes - end);

@@ -98,8 +98,8 @@ TESSERA_DEVICE void GatherTileRows(const GatherTilesParams& params) {
     ReadStoredRow(shape, shape.key, PlaceOf(source, from_keys, rows[r].row), PaddedChannels(shape),
                   keys + r * Shape::kRowFloats);
   }
-  ZeroRowsBehind(tile, to_keys, job.row_count, kTileEntries);
-  ZeroRowsBehind(tile, to_values, job.row_count, kTileEntries);
+  ZeroUnusedRows(tile, to_keys, job.row_count, kTileEntries);
+  ZeroUnusedRows(tile, to_values, job.row_count, kTileEntries);
   if (gpu::Thread() < kTileEntries) {
     const std::uint32_t r = gpu::Thread();
     StoreGatheredWords(from, to, r < job.row_count ? rows + r : nullptr, tile, r);

@@ -168,7 +168,7 @@ HostAttendResult SelectOnDevice(Runtime& runtime, const HostBatch& batch, HostSe
   calls.Try([&] { return device.queue().Select(call); });
   const AttendParams params = MakeAttendParams(call);
   std::vector<std::uint32_t> taken(image.limits().blocks);
-  std::vector<TakenRange> ranges(image.limits().choices + image.limits().selections);
+  std::vector<SelectedRange> ranges(image.limits().choices + image.limits().selections);
   calls.Try([&] {
     return device.queue().Copy(taken.data(), params.taken, taken.size() * sizeof taken[0]);
   });
@@ -179,7 +179,8 @@ HostAttendResult SelectOnDevice(Runtime& runtime, const HostBatch& batch, HostSe
   if (result.status != HostAttendStatus::kOk) return result;
   const SelectionReader selection = image.Selection(taken, ranges);
   for (std::uint32_t i = 0; i < batch.items.size(); ++i) {
-    selection.ForEachRun(image.LaneOfItem(i), [&](const TakenEntries& run) { sink.Take(i, run); });
+    selection.ForEachRun(image.LaneOfItem(i),
+                         [&](const SelectedEntries& run) { sink.Take(i, run); });
   }
   return result;
 }

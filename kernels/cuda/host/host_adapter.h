@@ -30,7 +30,7 @@ HostAttendResult AttendOnDevice(Runtime& runtime, const HostBatch& batch);
 class HostSelectionSink {
  public:
   virtual ~HostSelectionSink() = default;
-  virtual void Take(std::uint32_t item, const TakenEntries& run) = 0;
+  virtual void Take(std::uint32_t item, const SelectedEntries& run) = 0;
 };
 
 // Selects blocks for items with a rule, as AttendOnDevice would, and leaves outputs untouched.

@@ -14,9 +14,9 @@ constexpr std::uint64_t RoundUp(std::uint64_t value, std::uint64_t unit) {
 
 bool IsServed(const SegmentView& segment, const DenseTile& tile) {
   const TileShape& shape = segment.shape;
-  if (WhyNotServed(shape) != nullptr || shape.head_dim != tile.head_dim) return false;
+  if (UnsupportedReason(shape) != nullptr || shape.head_dim != tile.head_dim) return false;
   if (!shape.packed()) return shape.format == DenseFormat(tile.type);
-  return CutsAreExplained(shape, segment.rotation);
+  return HasRequiredRotations(shape, segment.rotation);
 }
 
 // Checks what cannot be packed for the device. The device itself checks tile offsets and tail

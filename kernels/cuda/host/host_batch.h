@@ -65,7 +65,7 @@ class HostBatchImage {
 
   // Wraps a selection's results in a SelectionReader.
   SelectionReader Selection(std::span<const std::uint32_t> taken,
-                            std::span<const TakenRange> ranges) const {
+                            std::span<const SelectedRange> ranges) const {
     return {step_.data(), 0, taken, ranges};
   }
   std::uint32_t LaneOfItem(std::uint32_t item) const {

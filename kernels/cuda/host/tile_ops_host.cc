@@ -20,7 +20,7 @@ bool Chunked(std::uint64_t address) { return address != 0 && address % kAlignmen
 std::string_view StrategyProblem(std::span<const DeviceStrategy> strategies, std::uint32_t index) {
   if (index >= strategies.size()) return "the strategy index is out of range";
   const DeviceStrategy& strategy = strategies[index];
-  if (const char* why = WhyNotServed(strategy.shape); why != nullptr) return why;
+  if (const char* why = UnsupportedReason(strategy.shape); why != nullptr) return why;
   const TileLayout layout = LayoutOf(strategy.shape);
   if (std::memcmp(&strategy.layout, &layout, sizeof layout) != 0) {
     return "the layout does not belong to the shape";

@@ -84,7 +84,7 @@ class PieceTiles {
     const bool found = tiles_.Find(arena, piece.work.part, tile_bytes);
     bool bad = false;
     if (gpu::Lane() < TilesOf(piece.entries)) {
-      summaries_ = ResolveNamed(arena, piece.summary_table, summary_bytes, kSummaryAlignment);
+      summaries_ = ResolveTableEntry(arena, piece.summary_table, summary_bytes, kSummaryAlignment);
       bad = summaries_ == 0;
     }
     return gpu::Ballot(bad) == 0 && found;

@@ -229,9 +229,10 @@ TESSERA_DEVICE Threshold FindThreshold(const SelectLane& lane, const SelectShare
 
 // Decides block by block which of a thread's range are selected. `ties`: entries at the threshold
 // before the range.
-class TakenRun {
+class SelectionWalk {
  public:
-  TESSERA_DEVICE TakenRun(const SelectLane& lane, const Threshold& threshold, std::uint32_t ties)
+  TESSERA_DEVICE SelectionWalk(const SelectLane& lane, const Threshold& threshold,
+                               std::uint32_t ties)
       : lane_(lane), threshold_(threshold), ties_(ties) {}
 
   // Must be called with neighbouring blocks in order.
@@ -253,27 +254,27 @@ class TakenRun {
 };
 
 // Writes the list, and where each choice begins in it. Returns its length. Block-collective.
-TESSERA_DEVICE std::uint32_t ListTaken(const SelectLane& lane, const SelectShared& shared,
-                                       const Threshold& threshold, const StepChoice* choices,
-                                       std::uint32_t choice_count, TakenRange* ranges) {
+TESSERA_DEVICE std::uint32_t ListSelected(const SelectLane& lane, const SelectShared& shared,
+                                          const Threshold& threshold, const StepChoice* choices,
+                                          std::uint32_t choice_count, SelectedRange* ranges) {
   const std::uint32_t blocks = lane.blocks;
   const std::uint32_t per = (blocks + kSelectThreads - 1) / kSelectThreads;
   const std::uint32_t begin = gpu::Thread() * per < blocks ? gpu::Thread() * per : blocks;
   const std::uint32_t end = blocks - begin > per ? begin + per : blocks;
-  TakenRun tied(lane, threshold, 0);
+  SelectionWalk tied(lane, threshold, 0);
   ForEachBlock(lane, begin, end, 1, [&](std::uint32_t b, std::uint32_t entries, std::uint32_t key) {
     (void)tied.Takes(b, entries, key);
   });
   const std::uint32_t ties = SumOverBlock(tied.ties(), shared).before;
   std::uint32_t count = 0;
-  TakenRun counted(lane, threshold, ties);
+  SelectionWalk counted(lane, threshold, ties);
   ForEachBlock(lane, begin, end, 1, [&](std::uint32_t b, std::uint32_t entries, std::uint32_t key) {
     count += counted.Takes(b, entries, key) ? 1 : 0;
   });
   const BlockSum sum = SumOverBlock(count, shared);
   std::uint32_t place = sum.before;
   if (begin == end) return sum.all;
-  TakenRun listed(lane, threshold, ties);
+  SelectionWalk listed(lane, threshold, ties);
   std::uint32_t choice = ChoiceOfBlock(choices, choice_count, begin);
   std::uint32_t choice_begin = choices[choice].first_block;
   std::uint32_t next = choice + 1 < choice_count ? choices[choice + 1].first_block : blocks;
@@ -292,7 +293,7 @@ TESSERA_DEVICE std::uint32_t ListTaken(const SelectLane& lane, const SelectShare
 // Cuts the ranges into parts. Returns false if they need more parts than the lane has slots.
 TESSERA_DEVICE bool CutParts(const AttendParams& params, const StepReader& step,
                              const StepSelection& selection, std::uint32_t index,
-                             std::uint32_t taken, TakenRange* ranges) {
+                             std::uint32_t taken, SelectedRange* ranges) {
   const StepLane& step_lane = step.lane(params.layer, selection.lane);
   const StepChoice* choices = step.choices(params.layer) + selection.first_choice;
   const std::uint32_t* counts = step.slots(params.layer) + index;
@@ -313,8 +314,8 @@ TESSERA_DEVICE bool CutParts(const AttendParams& params, const StepReader& step,
 }
 
 // Number of rows of the lane's tail that the queries see.
-TESSERA_DEVICE std::uint32_t TailSeen(const AttendParams& params, const StepReader& step,
-                                      const StepSelection& selection) {
+TESSERA_DEVICE std::uint32_t VisibleTailRows(const AttendParams& params, const StepReader& step,
+                                             const StepSelection& selection) {
   const StepSequence& sequence = step.sequence(selection.lane / step.layer(params.layer).kv_heads);
   const Positions visible = VisibleFromAll(sequence.first_query_position, sequence.queries,
                                            {.causal = params.causal != 0, .window = params.window});
@@ -324,8 +325,9 @@ TESSERA_DEVICE std::uint32_t TailSeen(const AttendParams& params, const StepRead
 }
 
 // Number of visible rows of its last segment that are in no block yet.
-TESSERA_DEVICE std::uint32_t UnblockedSeen(const AttendParams& params, const StepReader& step,
-                                           const StepSelection& selection) {
+TESSERA_DEVICE std::uint32_t VisibleUnblockedRows(const AttendParams& params,
+                                                  const StepReader& step,
+                                                  const StepSelection& selection) {
   if (selection.unblocked == 0) return 0;
   const StepLane& lane = step.lane(params.layer, selection.lane);
   const StepSequence& sequence = step.sequence(selection.lane / step.layer(params.layer).kv_heads);
@@ -348,7 +350,7 @@ TESSERA_DEVICE void SelectBlocks(const AttendParams& params) {
   const StepSelection& selection = step.selection(params.layer, gpu::BlockX());
   const StepSequence& sequence = step.sequence(selection.lane / layer.kv_heads);
   const std::uint32_t asked = sequence.queries * params.group;
-  const std::uint32_t tail = TailSeen(params, step, selection);
+  const std::uint32_t tail = VisibleTailRows(params, step, selection);
   const SelectLane lane = {.index = gpu::BlockX(),
                            .columns = asked < params.max_columns ? asked : params.max_columns,
                            .blocks = selection.blocks,
@@ -367,7 +369,7 @@ TESSERA_DEVICE void SelectBlocks(const AttendParams& params) {
       lane.forced.last == ForcedBlocks::kNone ? 0 : lane.visible[lane.forced.last];
   const std::uint64_t budget =
       BudgetOf(sequence.rule, {.entries = visible,
-                               .newest = tail + UnblockedSeen(params, step, selection),
+                               .newest = tail + VisibleUnblockedRows(params, step, selection),
                                .partial = newest < selection.tail_block ? newest : 0,
                                .block = selection.tail_block});
   Threshold threshold;
@@ -375,9 +377,9 @@ TESSERA_DEVICE void SelectBlocks(const AttendParams& params) {
     threshold = FindThreshold(lane, shared, static_cast<std::uint32_t>(budget) - forced);
   }
   const StepChoice* choices = step.choices(params.layer) + selection.first_choice;
-  TakenRange* ranges = params.ranges + FirstRangeOf(selection, lane.index);
+  SelectedRange* ranges = params.ranges + FirstRangeOf(selection, lane.index);
   const std::uint32_t taken =
-      ListTaken(lane, shared, threshold, choices, selection.choices, ranges);
+      ListSelected(lane, shared, threshold, choices, selection.choices, ranges);
   gpu::SyncBlock();
   if (gpu::Thread() != 0 || CutParts(params, step, selection, lane.index, taken, ranges)) return;
   // Too many parts: the position words do not increase, so this is memory under a revoked reader.

@@ -13,7 +13,7 @@
 
 namespace tessera::kernels::cuda {
 
-struct TakenBlock {
+struct SelectedBlock {
   std::uint64_t tile;   // address; 0: none
   std::uint32_t entry;  // index in the segment of the block's first entry
   std::uint8_t row;     // row in the tile of the block's first entry
@@ -21,8 +21,8 @@ struct TakenBlock {
   std::uint8_t end;
   std::uint8_t reserved;
 };
-static_assert(sizeof(TakenBlock) == 16);
-inline constexpr std::uint32_t kTakenBytes = kMostTakenBlocks * sizeof(TakenBlock);
+static_assert(sizeof(SelectedBlock) == 16);
+inline constexpr std::uint32_t kSelectedTableBytes = kMaxSelectedBlocks * sizeof(SelectedBlock);
 
 // Shape of the kernel that walks selected parts: the shape for whole parts, followed by the block
 // table.
@@ -32,8 +32,8 @@ struct SelectedShape {
   static constexpr std::uint32_t kThreads = Whole::kThreads;
   static constexpr std::uint32_t kColumns = Whole::kColumns;
   static constexpr std::uint32_t kTableOffset = Whole::kSharedBytes;
-  static constexpr std::uint32_t kSharedBytes = kTableOffset + kTakenBytes;
-  static_assert(kTableOffset % alignof(TakenBlock) == 0);
+  static constexpr std::uint32_t kSharedBytes = kTableOffset + kSelectedTableBytes;
+  static_assert(kTableOffset % alignof(SelectedBlock) == 0);
 };
 
 struct SelectedWork {
@@ -63,7 +63,7 @@ TESSERA_DEVICE SelectedWork LocateSelected(const AttendParams& params, const Ste
   const auto strategy_of = [&](std::uint32_t choice) -> const StepStrategy& {
     return step.strategy(params.layer, segments[choices[choice].segment].strategy);
   };
-  const TakenSlice slice =
+  const SelectedSlice slice =
       SliceOfPart(params.ranges + FirstRangeOf(selection, place), selection, index - slots[place],
                   [&](std::uint32_t choice) { return strategy_of(choice).shape.block; });
   SelectedWork located;
@@ -102,10 +102,10 @@ TESSERA_DEVICE void ReportSelected(const AttendParams& params, const StepSequenc
 }
 
 // The rows of a part, as all warps of a block read them.
-class TakenRows {
+class SelectedRows {
  public:
-  TESSERA_DEVICE TakenRows(const SelectedWork& selected, std::byte* table)
-      : blocks_(reinterpret_cast<TakenBlock*>(table)),
+  TESSERA_DEVICE SelectedRows(const SelectedWork& selected, std::byte* table)
+      : blocks_(reinterpret_cast<SelectedBlock*>(table)),
         shift_(selected.block == 16 ? 4 : (selected.block == 8 ? 3 : 2)),
         end_(selected.count << shift_) {}
 
@@ -115,7 +115,7 @@ class TakenRows {
   TESSERA_DEVICE bool Find(const DeviceArena& arena, const SelectedWork& selected,
                            std::uint32_t tile_bytes) {
     bool found = true;
-    for (std::uint32_t i = gpu::Thread(); i < kMostTakenBlocks; i += gpu::Threads()) {
+    for (std::uint32_t i = gpu::Thread(); i < kMaxSelectedBlocks; i += gpu::Threads()) {
       blocks_[i] = {};
       if (i >= selected.count) continue;
       blocks_[i] = Resolve(arena, selected, selected.taken[i], tile_bytes);
@@ -127,7 +127,7 @@ class TakenRows {
 
   TESSERA_DEVICE EntryRange range() const { return {.begin = 0, .end = end_}; }
   TESSERA_DEVICE std::uint32_t block() const { return 1u << shift_; }
-  TESSERA_DEVICE const TakenBlock& BlockOf(std::uint32_t entry) const {
+  TESSERA_DEVICE const SelectedBlock& BlockOf(std::uint32_t entry) const {
     return blocks_[entry >> shift_];
   }
   // Converts an entry of the part to an entry of the segment.
@@ -149,8 +149,9 @@ class TakenRows {
     return entry & ((1u << shift_) - 1);
   }
   // Returns zeros if the block is not in the segment or its tile is not in the pool.
-  TESSERA_DEVICE static TakenBlock Resolve(const DeviceArena& arena, const SelectedWork& selected,
-                                           std::uint32_t number, std::uint32_t tile_bytes) {
+  TESSERA_DEVICE static SelectedBlock Resolve(const DeviceArena& arena,
+                                              const SelectedWork& selected, std::uint32_t number,
+                                              std::uint32_t tile_bytes) {
     if (number >= selected.blocks || tile_bytes == 0) return {};
     const PartRef& part = selected.work.part;
     const std::uint32_t entry = number * selected.block;
@@ -169,14 +170,14 @@ class TakenRows {
             .reserved = 0};
   }
 
-  TakenBlock* blocks_;
+  SelectedBlock* blocks_;
   std::uint32_t shift_;
   std::uint32_t end_;
 };
 
 // Like FetchWords for whole parts, for scattered rows. Rows without a tile keep the old contents.
-TESSERA_DEVICE void FetchWords(const TakenRows& rows, std::uint32_t entry, const TileWords& words,
-                               std::byte* shared) {
+TESSERA_DEVICE void FetchWords(const SelectedRows& rows, std::uint32_t entry,
+                               const TileWords& words, std::byte* shared) {
   const bool of_positions = gpu::Lane() >= kSliceEntries;
   if (!(of_positions ? words.positions : words.weights)) return;
   const std::uint32_t own = entry + gpu::Lane() % kSliceEntries;
@@ -188,7 +189,7 @@ TESSERA_DEVICE void FetchWords(const TakenRows& rows, std::uint32_t entry, const
 }
 
 // Like ReadFacts for whole parts. Places are entries of the segment.
-TESSERA_DEVICE RowFacts ReadFacts(const TakenRows& rows, std::uint32_t entry,
+TESSERA_DEVICE RowFacts ReadFacts(const SelectedRows& rows, std::uint32_t entry,
                                   const TileWords& words, const std::byte* shared) {
   RowFacts facts;
   TESSERA_UNROLL

@@ -12,7 +12,7 @@
 namespace tessera::kernels::cuda {
 
 // A range of consecutive selected entries of a segment.
-struct TakenEntries {
+struct SelectedEntries {
   std::uint32_t segment;  // index in the lane
   std::uint32_t first_entry;
   std::uint32_t entries;
@@ -22,17 +22,17 @@ class SelectionReader {
  public:
   // `taken` has StepLimits::blocks elements; `ranges` has choices + selections.
   SelectionReader(const std::byte* step, std::uint32_t layer, std::span<const std::uint32_t> taken,
-                  std::span<const TakenRange> ranges)
+                  std::span<const SelectedRange> ranges)
       : step_(step), layer_(layer), taken_(taken), ranges_(ranges) {}
 
-  // Calls take(TakenEntries) for each selected range of a lane, in order. Calls nothing if the lane
-  // reads everything.
+  // Calls take(SelectedEntries) for each selected range of a lane, in order. Calls nothing if the
+  // lane reads everything.
   template <class Take>
   void ForEachRun(std::uint32_t lane, Take take) const {
     const StepLane& of_lane = step_.lane(layer_, lane);
     if (of_lane.selection == kReadWhole) return;
     const StepSelection& selection = step_.selection(layer_, of_lane.selection);
-    const TakenRange* ranges = ranges_.data() + FirstRangeOf(selection, of_lane.selection);
+    const SelectedRange* ranges = ranges_.data() + FirstRangeOf(selection, of_lane.selection);
     for (std::uint32_t c = 0; c < selection.choices; ++c) {
       const StepChoice& choice = step_.choices(layer_)[selection.first_choice + c];
       const StepSegment& segment = step_.segments(of_lane)[choice.segment];
@@ -42,9 +42,9 @@ class SelectionReader {
         const std::uint32_t first = list[i];
         std::uint32_t end = first + 1;
         for (++i; i < ranges[c + 1].first_taken && list[i] == end; ++i) ++end;
-        take(TakenEntries{.segment = choice.segment,
-                          .first_entry = first * block,
-                          .entries = std::min(end * block, segment.entries) - first * block});
+        take(SelectedEntries{.segment = choice.segment,
+                             .first_entry = first * block,
+                             .entries = std::min(end * block, segment.entries) - first * block});
       }
     }
   }
@@ -53,7 +53,7 @@ class SelectionReader {
   const StepReader step_;
   const std::uint32_t layer_;
   const std::span<const std::uint32_t> taken_;
-  const std::span<const TakenRange> ranges_;
+  const std::span<const SelectedRange> ranges_;
 };
 
 }  // namespace tessera::kernels::cuda

@@ -44,7 +44,7 @@ class HostItems {
 class HostSink final : public cuda::HostSelectionSink {
  public:
   explicit HostSink(SelectionSink& sink) : sink_(sink) {}
-  void Take(std::uint32_t item, const cuda::TakenEntries& run) override {
+  void Take(std::uint32_t item, const cuda::SelectedEntries& run) override {
     sink_.Take(item,
                {.segment = run.segment, .first_entry = run.first_entry, .entries = run.entries});
   }

@@ -125,7 +125,8 @@ void PackedLane::PlaceTiles(const std::vector<SegmentPlan>& segments, TestRandom
     offsets_[s].resize(TilesFor(segments[s].entries));
     if (apart) summary_offsets_[s].resize(offsets_[s].size());
     for (std::uint64_t& offset : offsets_[s]) {
-      places.push_back({&offset, apart ? layout.bytes : WholeBytes(layout), kTileAlignment});
+      places.push_back(
+          {&offset, apart ? layout.bytes : TileAndSummaryBytes(layout), kTileAlignment});
     }
     for (std::uint64_t& offset : summary_offsets_[s]) {
       places.push_back({&offset, layout.summary_bytes, kSummaryAlignment});
@@ -166,7 +167,7 @@ void PackedLane::FillSegment(const SourceRows& rows, std::uint32_t first, const 
     const TileLayout layout = LayoutOf(shape);
     std::byte* tile = arena_->data() + offsets_[index][e / kTileEntries];
     std::byte* summaries = summary_offsets_[index].empty()
-                               ? SummariesBehind(tile, layout)
+                               ? SummariesAfter(tile, layout)
                                : arena_->data() + summary_offsets_[index][e / kTileEntries];
     const bool encoded = reference.encode({.key = rows.keys.data() + (first + e) * row_bytes,
                                            .value = rows.values.data() + (first + e) * row_bytes,

@@ -77,7 +77,7 @@ class Remainder {
       }
     }
     const TileLayout layout = LayoutOf(to);
-    const std::uint64_t bytes = (WholeBytes(layout) + 63) / 64 * 64;
+    const std::uint64_t bytes = (TileAndSummaryBytes(layout) + 63) / 64 * 64;
     const std::size_t tiles = (rows.size() + kTileEntries - 1) / kTileEntries;
     arenas_.push_back(std::make_unique<Buffer>(std::max<std::size_t>(tiles, 1) * bytes));
     for (std::size_t t = 0; t < tiles; ++t) {
@@ -91,7 +91,7 @@ class Remainder {
                    .to = to,
                    .to_layout = layout,
                    .tile = tile,
-                   .summaries = SummariesBehind(tile, layout)});
+                   .summaries = SummariesAfter(tile, layout)});
       offsets_[s].push_back(t * bytes);
     }
     segments_[s].arena = arenas_.back()->data();
@@ -363,7 +363,7 @@ TEST_P(AttendSelection, HeadsMayChooseForThemselves) {
     SCOPED_TRACE(Describe(shape) + mixture.Describe());
     const AttendBatch& all = batch.batch();
     const AttendItem& item = all.items[0];
-    ItemsByHead items;
+    PerHeadItems items;
     items.Add(all.geometry, item);
     CollectByItem chosen;
     chosen.runs.resize(all.geometry.group());
@@ -412,7 +412,7 @@ double ExactScore(const SegmentView& segment, const LayerGeometry& geometry, con
   const std::uint32_t index = block.first % kTileEntries / shape.block;
   const std::byte* summaries =
       segment.summary_offsets == nullptr
-          ? SummariesBehind(tile, LayoutOf(shape))
+          ? SummariesAfter(tile, LayoutOf(shape))
           : segment.arena + segment.summary_offsets[block.first / kTileEntries];
   const std::vector<double> row = ReadBlock(shape, summaries, index).elements;
   double score = 0;

@@ -379,7 +379,7 @@ ReadTileRow ReadRowOf(const TileShape& shape, const std::byte* from, Array array
 
 ReadTileRow ReadByDefinition(const TileShape& shape, const std::byte* tile, Array array,
                              std::uint32_t row) {
-  if (array == Array::kBlocks) return ReadBlock(shape, SummariesBehind(tile, LayoutOf(shape)), row);
+  if (array == Array::kBlocks) return ReadBlock(shape, SummariesAfter(tile, LayoutOf(shape)), row);
   return ReadRowOf(shape, tile, array, row);
 }
 

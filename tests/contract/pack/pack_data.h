@@ -130,7 +130,7 @@ std::string FirstDifference(const TileShape& shape, const std::vector<std::byte>
 void PoisonDeadRows(const TileShape& shape, std::uint32_t rows, std::byte* tile,
                     std::byte* summaries);
 inline void PoisonDeadRows(const TileShape& shape, std::uint32_t rows, std::byte* tile) {
-  PoisonDeadRows(shape, rows, tile, SummariesBehind(tile, LayoutOf(shape)));
+  PoisonDeadRows(shape, rows, tile, SummariesAfter(tile, LayoutOf(shape)));
 }
 
 }  // namespace tessera::kernels

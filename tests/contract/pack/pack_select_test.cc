@@ -28,7 +28,7 @@ struct ScoreCase {
       const std::uint32_t blocks = (entries + shape.block - 1) / shape.block;
       const TileLayout layout = LayoutOf(shape);
       summaries.push_back(std::make_unique<Buffer>(layout.summary_bytes));
-      std::memcpy(summaries.back()->data(), SummariesBehind(tile.data(), layout),
+      std::memcpy(summaries.back()->data(), SummariesAfter(tile.data(), layout),
                   layout.summary_bytes);
       runs.push_back({.summaries = summaries.back()->data(),
                       .tile = nullptr,

@@ -16,7 +16,7 @@
 #include "daemon/policies/token_system.h"
 #include "kernels/dispatch/implementation.h"
 #include "tests/contract/policy/policy_promises.h"
-#include "tests/fakes/shown_layer.h"
+#include "tests/fakes/observed_layer.h"
 
 namespace tessera::policies {
 namespace {
@@ -63,37 +63,37 @@ class TokenPolicies : public testing::TestWithParam<Subject> {
   const kernels::Operations& operations() const {
     return kernels::OperationsOf(*GetParam().implementation);
   }
-  ShownLayer Layer(std::uint64_t tokens, ShownLayerOptions options = {.layer = 1}) {
+  ObservedLayer Layer(std::uint64_t tokens, ObservedLayerOptions options = {.layer = 1}) {
     options.type = random_.OneIn(2) ? kernels::ElementType::kBf16 : kernels::ElementType::kFp32;
-    ShownLayer layer(options, operations(), random_);
+    ObservedLayer layer(options, operations(), random_);
     layer.Grow(tokens);
     return layer;
   }
-  LayerView AllOf(ShownLayer& layer) { return Shown(layer, layer.tokens()); }
+  LayerView AllOf(ObservedLayer& layer) { return Shown(layer, layer.tokens()); }
   // Policies without needs have no keys to score.
-  LayerView Shown(ShownLayer& layer, std::uint64_t first_decoded) {
+  LayerView Shown(ObservedLayer& layer, std::uint64_t first_decoded) {
     LayerView view = layer.Show(NeedsOf(policy_), first_decoded);
     if (NeedsOf(policy_) == Needs()) view.scorer = nullptr;
     return view;
   }
-  LayerDecision Decided(ShownLayer& layer) {
+  LayerDecision Decided(ObservedLayer& layer) {
     absl::StatusOr<LayerDecision> decision = Decide(policy_, AllOf(layer), memory_);
     EXPECT_TRUE(decision.ok()) << decision.status();
     return decision.ok() ? *std::move(decision) : KeepEverything(layer);
   }
-  absl::StatusOr<LayerDecision> Advanced(ShownLayer& layer, std::uint64_t more,
+  absl::StatusOr<LayerDecision> Advanced(ObservedLayer& layer, std::uint64_t more,
                                          LayerMemory& memory) {
     const std::vector<std::uint64_t> held = Counts(layer);
     const std::uint64_t first = layer.tokens();
     layer.Grow(more);
     return Advance(policy_, Shown(layer, first), held, memory);
   }
-  static std::vector<std::uint64_t> Counts(ShownLayer& layer) {
+  static std::vector<std::uint64_t> Counts(ObservedLayer& layer) {
     std::vector<std::uint64_t> counts;
     for (const auto& lane : layer.lanes()) counts.push_back(lane.size());
     return counts;
   }
-  static LayerDecision KeepEverything(ShownLayer& layer) {
+  static LayerDecision KeepEverything(ObservedLayer& layer) {
     LayerDecision decision;
     for (std::size_t lane = 0; lane < layer.lanes().size(); ++lane) {
       decision.push_back({.kept = layer.AllOf(lane)});
@@ -117,7 +117,7 @@ class TokenPolicies : public testing::TestWithParam<Subject> {
 
   // Entries are ascending, unique and within the lane. Members each belong to one entry, which is
   // the first of its members.
-  void ExpectWellFormed(const LayerDecision& decision, ShownLayer& layer) const {
+  void ExpectWellFormed(const LayerDecision& decision, ObservedLayer& layer) const {
     ASSERT_EQ(decision.size(), layer.lanes().size());
     for (std::size_t lane = 0; lane < decision.size(); ++lane) {
       const LaneDecision& of_lane = decision[lane];
@@ -154,10 +154,10 @@ class TokenPolicies : public testing::TestWithParam<Subject> {
 };
 
 // Policies whose merged entries do not merge again.
-class PoliciesThatAreDone : public TokenPolicies {};
-class PoliciesThatAreShown : public TokenPolicies {};
+class PoliciesThatMergeOnce : public TokenPolicies {};
+class PoliciesWithObservations : public TokenPolicies {};
 class PoliciesThatContinue : public TokenPolicies {};
-class PoliciesThatAreShownDecoding : public TokenPolicies {};
+class PoliciesObservingWhileDecoding : public TokenPolicies {};
 
 TEST_P(TokenPolicies, TheBudgetIsKeptExactlyAtAnyLength) {
   for (int round = 0; round < 6; ++round) {
@@ -171,7 +171,7 @@ TEST_P(TokenPolicies, TheBudgetIsKeptExactlyAtAnyLength) {
       tokens = random_.Between(promise_.row == "pyramidkv" ? 100 : entries, 600);
     }
     SCOPED_TRACE(tokens);
-    ShownLayer layer = Layer(tokens);
+    ObservedLayer layer = Layer(tokens);
     memory_ = {};
     const LayerDecision decision = Decided(layer);
     ExpectWellFormed(decision, layer);
@@ -186,7 +186,7 @@ TEST_P(TokenPolicies, TheBudgetIsKeptExactlyAtAnyLength) {
 
 TEST_P(TokenPolicies, WhatIsToStayStays) {
   for (int round = 0; round < 10; ++round) {
-    ShownLayer layer = Layer(random_.Between(100, 300));
+    ObservedLayer layer = Layer(random_.Between(100, 300));
     memory_ = {};
     for (const LaneDecision& lane : Decided(layer)) {
       for (std::uint32_t i = 0; i < promise_.sink; ++i) EXPECT_EQ(lane.kept[i], i);
@@ -199,14 +199,14 @@ TEST_P(TokenPolicies, WhatIsToStayStays) {
 
 TEST_P(TokenPolicies, ShortPromptsAreLeftAlone) {
   for (const std::uint64_t tokens : {1u, 2u, 7u}) {
-    ShownLayer layer = Layer(tokens);
+    ObservedLayer layer = Layer(tokens);
     memory_ = {};
     ExpectSame(Decided(layer), KeepEverything(layer));
   }
 }
 
 TEST_P(TokenPolicies, WhereAllIsEqualTheDecisionIsTheSameEveryTime) {
-  ShownLayer layer = Layer(100);
+  ObservedLayer layer = Layer(100);
   for (auto& lane : layer.lanes()) {
     for (auto& entry : lane) entry.key = layer.lanes()[0][0].key;
   }
@@ -223,7 +223,7 @@ TEST_P(TokenPolicies, WhereAllIsEqualTheDecisionIsTheSameEveryTime) {
 }
 
 TEST_P(TokenPolicies, ZeroKeysAndNanAreNoExceptions) {
-  ShownLayer layer = Layer(100);
+  ObservedLayer layer = Layer(100);
   for (auto& lane : layer.lanes()) {
     for (auto& entry : lane) std::ranges::fill(entry.key, 0.0f);
   }
@@ -246,7 +246,7 @@ TEST_P(TokenPolicies, ZeroKeysAndNanAreNoExceptions) {
 }
 
 TEST_P(TokenPolicies, RaggedLanesAreDecidedOneByOneOrRefused) {
-  ShownLayer layer = Layer(100);
+  ObservedLayer layer = Layer(100);
   layer.lanes()[1].erase(layer.lanes()[1].begin() + 20, layer.lanes()[1].begin() + 50);
   const absl::StatusOr<LayerDecision> decision = Decide(policy_, AllOf(layer), memory_);
   if (promise_.one_for_all) {
@@ -263,8 +263,8 @@ TEST_P(TokenPolicies, RaggedLanesAreDecidedOneByOneOrRefused) {
   }
 }
 
-TEST_P(PoliciesThatAreDone, WhereNothingHasComeNothingGoes) {
-  ShownLayer layer = Layer(100);
+TEST_P(PoliciesThatMergeOnce, WhereNothingHasComeNothingGoes) {
+  ObservedLayer layer = Layer(100);
   layer.Apply(Decided(layer));
   if (NeedsOf(policy_).attention_sums) {
     // Earlier attention is remembered, and no query has come since.
@@ -282,9 +282,9 @@ TEST_P(PoliciesThatAreDone, WhereNothingHasComeNothingGoes) {
 }
 
 // The error names the policy and the call of a missing observation, and nothing changes.
-TEST_P(PoliciesThatAreShown, WhatWasNotShownIsMissed) {
+TEST_P(PoliciesWithObservations, MissingObservationsAreReported) {
   const Needs needs = NeedsOf(policy_);
-  ShownLayer layer = Layer(100);
+  ObservedLayer layer = Layer(100);
   layer.Apply(Decided(layer));
   layer.Grow(100);
   const LayerMemory before = memory_;
@@ -323,8 +323,8 @@ TEST_P(PoliciesThatAreShown, WhatWasNotShownIsMissed) {
 }
 
 // If the device fails at any call, its error is returned and the policy remembers nothing.
-TEST_P(PoliciesThatAreShown, KeysThatCannotBeLookedAtAreTold) {
-  ShownLayer layer = Layer(100);
+TEST_P(PoliciesWithObservations, DeviceErrorsAreReported) {
+  ObservedLayer layer = Layer(100);
   const LayerMemory before = memory_;
   for (std::uint64_t calls = 0;; ++calls) {
     const LayerView view = AllOf(layer);
@@ -339,8 +339,8 @@ TEST_P(PoliciesThatAreShown, KeysThatCannotBeLookedAtAreTold) {
   }
 }
 
-TEST_P(PoliciesThatAreShownDecoding, KeysThatCannotBeLookedAtWhileDecodingAreTold) {
-  ShownLayer layer = Layer(100);
+TEST_P(PoliciesObservingWhileDecoding, KeysThatCannotBeLookedAtWhileDecodingAreTold) {
+  ObservedLayer layer = Layer(100);
   layer.Apply(Decided(layer));
   const LayerMemory before = memory_;
   const std::vector<std::uint64_t> held = Counts(layer);
@@ -362,12 +362,12 @@ TEST_P(PoliciesThatAreShownDecoding, KeysThatCannotBeLookedAtWhileDecodingAreTol
 
 TEST_P(PoliciesThatContinue, OneGoIsAsGoodAsTokenByToken) {
   for (int round = 0; round < 5; ++round) {
-    ShownLayer layer = Layer(random_.Between(1, 100));
+    ObservedLayer layer = Layer(random_.Between(1, 100));
     memory_ = {};
     layer.Apply(Decided(layer));
     // Both layers grow by the same tokens.
-    ShownLayer at_once = layer;
-    ShownLayer singly = layer;
+    ObservedLayer at_once = layer;
+    ObservedLayer singly = layer;
     LayerMemory memory_at_once = memory_;
     LayerMemory memory_singly = memory_;
     const std::uint64_t more = random_.Between(1, 60);
@@ -398,8 +398,8 @@ TEST_P(PoliciesThatContinue, OneGoIsAsGoodAsTokenByToken) {
   }
 }
 
-TEST_P(PoliciesThatAreShownDecoding, QueriesThatAreMissingWhileDecodingAreMissed) {
-  ShownLayer layer = Layer(100);
+TEST_P(PoliciesObservingWhileDecoding, QueriesThatAreMissingWhileDecodingAreMissed) {
+  ObservedLayer layer = Layer(100);
   layer.Apply(Decided(layer));
   const LayerMemory before = memory_;
   const std::vector<std::uint64_t> held = Counts(layer);
@@ -417,9 +417,9 @@ TEST_P(PoliciesThatAreShownDecoding, QueriesThatAreMissingWhileDecodingAreMissed
 
 // A sequence that is truncated loses its newest entries and can continue.
 TEST_P(PoliciesThatContinue, AShorterSequenceGoesOn) {
-  ShownLayer layer = Layer(100);
+  ObservedLayer layer = Layer(100);
   layer.Apply(Decided(layer));
-  ShownLayer shorter({.layer = 1}, operations(), random_);
+  ObservedLayer shorter({.layer = 1}, operations(), random_);
   shorter.Grow(90);
   for (std::size_t lane = 0; lane < shorter.lanes().size(); ++lane) {
     std::erase_if(shorter.lanes()[lane], [&](const auto& entry) {
@@ -443,12 +443,12 @@ Needs NeedsOf(const Promise& promise) { return NeedsOf(Parsed(promise.text)); }
 INSTANTIATE_TEST_SUITE_P(Rows, TokenPolicies,
                          testing::ValuesIn(SubjectsThat([](const Promise&) { return true; })),
                          NameOf);
-INSTANTIATE_TEST_SUITE_P(Rows, PoliciesThatAreDone,
+INSTANTIATE_TEST_SUITE_P(Rows, PoliciesThatMergeOnce,
                          testing::ValuesIn(SubjectsThat([](const Promise& promise) {
                            return promise.same_again;
                          })),
                          NameOf);
-INSTANTIATE_TEST_SUITE_P(Rows, PoliciesThatAreShown,
+INSTANTIATE_TEST_SUITE_P(Rows, PoliciesWithObservations,
                          testing::ValuesIn(SubjectsThat([](const Promise& promise) {
                            return NeedsOf(promise) != Needs{};
                          })),
@@ -458,7 +458,7 @@ INSTANTIATE_TEST_SUITE_P(Rows, PoliciesThatContinue,
                            return Continues(Parsed(promise.text));
                          })),
                          NameOf);
-INSTANTIATE_TEST_SUITE_P(Rows, PoliciesThatAreShownDecoding,
+INSTANTIATE_TEST_SUITE_P(Rows, PoliciesObservingWhileDecoding,
                          testing::ValuesIn(SubjectsThat([](const Promise& promise) {
                            return NeedsOf(promise).decode_queries;
                          })),

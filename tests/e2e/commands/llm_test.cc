@@ -86,7 +86,7 @@ class LanguageModel : public testing::Test {
     std::vector<std::vector<float>> logits;
   };
   Alone AnswerAlone(const Tokens& prompt, std::size_t tokens) {
-    llm::OwnAttention own(model_->config());
+    llm::LocalAttention own(model_->config());
     Alone alone;
     Tokens next = prompt;
     std::vector<std::uint32_t> positions(prompt.size());
@@ -122,7 +122,7 @@ class LanguageModel : public testing::Test {
   std::vector<Door> doors_;
 };
 
-TEST_F(LanguageModel, SaysThroughEitherDoorWhatItSaysAlone) {
+TEST_F(LanguageModel, GivesTheSameAnswerOverEitherTransport) {
   constexpr std::uint32_t kTokens = 40;  // beyond the answer, across a tile boundary
   for (const char* const task : {"niah_multikey", "vt2", "qa_place"}) {
     SCOPED_TRACE(task);

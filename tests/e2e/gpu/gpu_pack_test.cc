@@ -90,7 +90,7 @@ class PackedLanesOnGpu : protected WithGpu,
   }
 };
 
-TEST_P(PackedLanesOnGpu, BothDoorsGiveTheSameBits) {
+TEST_P(PackedLanesOnGpu, BothTransportsGiveTheSameBits) {
   for (int story = 0; story < 2; ++story) {
     client::Sequence sequence = NewSequence(*mapped_);
     SyntheticSequence truth(shape_, random_.Bits());

@@ -29,7 +29,7 @@ class SelectionsOnGpu : protected WithEmulatedGpu, public PackedLanes {
 
 // Steps with one rule, another rule and none, over packed and dense segments. Each output equals
 // the daemon's bit by bit.
-TEST_F(SelectionsOnGpu, BothDoorsGiveTheSameBits) {
+TEST_F(SelectionsOnGpu, BothTransportsGiveTheSameBits) {
   client::Sequence sequence = NewSequence(*mapped_);
   SyntheticSequence truth(shape_, random_.Bits());
   for (int part = 0; part < 2; ++part) {

@@ -46,7 +46,7 @@ class Gpu : public testing::TestWithParam<bool> {
   EmulatedGpu gpu_{GetParam()};
 };
 
-TEST_P(Gpu, EveryOutputOfBothDoorsIsRightAndAllMemoryComesBack) {
+TEST_P(Gpu, BothTransportsGiveRightOutputsAndAllMemoryIsFreed) {
   const auto daemon = StartDaemon({"--device=cuda:0"});
   ASSERT_NE(daemon, nullptr);
   EXPECT_THAT(daemon->Log(), HasSubstr("device=cuda:0 kernels=cuda_emulated"));

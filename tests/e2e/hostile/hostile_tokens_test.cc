@@ -124,7 +124,7 @@ const WrongShowing kWrong[] = {
      kRange, "first_token_id"},
 };
 
-TEST_F(HostileTokens, WhatIsShownWronglyIsRefusedAndKeptNowhere) {
+TEST_F(HostileTokens, WrongObservationsAreRefusedAndNotKept) {
   for (const WrongShowing& wrong : kWrong) {
     SCOPED_TRACE(wrong.name);
     const std::uint64_t sequence = NewSequence(wrong.policy);
@@ -154,7 +154,7 @@ TEST_F(HostileTokens, WhatIsShownWronglyIsRefusedAndKeptNowhere) {
 }
 
 // A worker with another client library, which neither observes nor compresses before it publishes.
-TEST_F(HostileTokens, WhatNobodyHasShownIsNotPublished) {
+TEST_F(HostileTokens, UnobservedPromptsAreNotPublished) {
   for (const char* policy : {"tova:budget=80", "h2o:heavy=40,recent=40"}) {
     SCOPED_TRACE(policy);
     const std::uint64_t sequence = NewSequence(policy);

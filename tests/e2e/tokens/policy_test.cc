@@ -109,7 +109,7 @@ TEST_F(Policies, TheEndOfAPromptIsSaidWithItsLastRows) {
 }
 
 // Both transports, with a policy's selection and an explicit one, and forks.
-TEST_F(Policies, ThePolicysSelectionIsWhatBothDoorsTake) {
+TEST_F(Policies, BothTransportsUseThePolicysSelection) {
   for (const char* const policy : {"mosaickv:keep=1,group=1,segment=64,min_segment=32,select=0.25",
                                    "quest:tokens=96,page=4,dense_layers=0",
                                    "quest:tokens=64,page=4,heads=each,dense_layers=1"}) {

@@ -156,7 +156,7 @@ TEST_F(Think, WhatIsDecodedLosesTheSameChannels) {
   ExpectAttends(sequence, truth, 200, 32, 350 - 64);
 }
 
-TEST_F(Think, QueriesThatNobodyShowedAreAskedFor) {
+TEST_F(Think, MissingQueriesAreNamed) {
   Shape({.layers = 2, .query_heads = 4, .kv_heads = 2, .head_dim = 64});
   client::Sequence sequence = NewSequence("think");
   SyntheticSequence truth(shape_, random_.Bits());

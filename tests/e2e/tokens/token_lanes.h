@@ -22,7 +22,7 @@ inline const std::string kAllChannels =
     "+mosaickv:keep=1,group=1,loss_k=1,loss_v=1,select=0,min_segment=32";
 
 // All of [0, tokens) except these.
-inline Positions AllBut(std::uint64_t tokens, const Positions& gone) {
+inline Positions AllExcept(std::uint64_t tokens, const Positions& gone) {
   Positions left;
   for (std::uint64_t i = 0; i < tokens; ++i) {
     if (std::find(gone.begin(), gone.end(), i) == gone.end()) left.push_back(i);

@@ -26,7 +26,7 @@ TEST_F(Tokens, LaddersOfFourLayers) {
     const v1::DescribeResponse held = Entries(sequence);
     for (std::uint32_t layer = 0; layer < 4; ++layer) {
       const std::uint64_t gone = layer % 2 == 1 ? 2 : 3 + overlap;
-      EXPECT_THAT(Lane(held, layer).position(), ElementsAreArray(AllBut(17, {gone}))) << layer;
+      EXPECT_THAT(Lane(held, layer).position(), ElementsAreArray(AllExcept(17, {gone}))) << layer;
     }
     ExpectAttendsToWhatIsLeft(sequence, truth, 1e-4);
   }
@@ -42,7 +42,7 @@ TEST_F(Tokens, LaddersWhileDecodingInsideATail) {
   v1::DescribeResponse held = Entries(sequence);
   const std::vector<Positions> gone = {{5, 6, 7}, {4, 6, 7}, {4, 5, 7}, {4, 5, 6}};
   for (std::uint32_t layer = 0; layer < 8; ++layer) {
-    EXPECT_THAT(Lane(held, layer).position(), ElementsAreArray(AllBut(26, gone[layer % 4])));
+    EXPECT_THAT(Lane(held, layer).position(), ElementsAreArray(AllExcept(26, gone[layer % 4])));
     EXPECT_EQ(Lane(held, layer).tail_entries(), 0u);
     EXPECT_EQ(Lane(held, layer).tokens(), 26u);
   }
@@ -83,7 +83,7 @@ TEST_F(Tokens, LaddersOverThirtyTwoLayers) {
   const std::vector<Positions> gone = {{6, 7, 8, 9, 10}, {4, 7, 8, 9, 10}, {4, 5, 8, 9, 10},
                                        {4, 5, 6, 9, 10}, {4, 5, 6, 7, 10}, {4, 5, 6, 7, 8}};
   for (std::uint32_t layer = 0; layer < 32; ++layer) {
-    EXPECT_THAT(Lane(held, layer).position(), ElementsAreArray(AllBut(259, gone[layer % 6])))
+    EXPECT_THAT(Lane(held, layer).position(), ElementsAreArray(AllExcept(259, gone[layer % 6])))
         << layer;
   }
 }
@@ -179,7 +179,7 @@ TEST_F(SmallMessages, QueriesGoThroughTheStagingArena) {
   EXPECT_THAT(std::string(refused.message()), HasSubstr("max_message_bytes"));
 }
 
-TEST_F(Tokens, APromptThatNobodyShowedIsRefusedAndUnharmed) {
+TEST_F(Tokens, AnUnobservedPromptIsRefusedAndUnchanged) {
   Shape({.layers = 2, .query_heads = 4, .kv_heads = 2, .head_dim = 64});
   client::Sequence sequence = NewSequence("chunkkv:budget=0.3,window=16");
   SyntheticSequence truth(shape_, random_.Bits());

@@ -329,7 +329,7 @@ std::uint32_t MappedDaemon::PinsOf(const Session& session) {
   return count;
 }
 
-bool MappedDaemon::OffloadBehind(std::uint64_t id) {
+bool MappedDaemon::OffloadAsDaemon(std::uint64_t id) {
   std::lock_guard lock(mutex_);
   Sequence& sequence = *sequences_.at(id);
   if (sequence.tail.has_value()) {
@@ -347,7 +347,7 @@ bool MappedDaemon::OffloadBehind(std::uint64_t id) {
   return true;
 }
 
-void MappedDaemon::TruncateBehind(std::uint64_t id, std::uint64_t tokens) {
+void MappedDaemon::TruncateAsOther(std::uint64_t id, std::uint64_t tokens) {
   std::lock_guard lock(mutex_);
   CloseTail(*sequences_.at(id));
   Cut(*sequences_.at(id), tokens);
@@ -400,7 +400,7 @@ std::uint64_t MappedDaemon::ring_full_waits() {
   return sessions_.front()->control->ring_full_waits.load();
 }
 
-void MappedDaemon::AskForWake() {
+void MappedDaemon::RequestWake() {
   std::lock_guard lock(mutex_);
   for (const std::shared_ptr<Session>& session : sessions_) session->control->wake.store(1);
 }

@@ -66,8 +66,8 @@ class MappedDaemon {
   void CloseTailOf(std::uint64_t id);
   // Offloads a sequence, as memory pressure would: drops its tail, and marks its lane words and its
   // state as offloaded. Opening the tail restores it. Returns false if a step uses the sequence.
-  bool OffloadBehind(std::uint64_t id);
-  void TruncateBehind(std::uint64_t id, std::uint64_t tokens);
+  bool OffloadAsDaemon(std::uint64_t id);
+  void TruncateAsOther(std::uint64_t id, std::uint64_t tokens);
   void AnnounceDrain(std::uint64_t limit_ms);
   // Ends every stream with this status. If `restart` is set, the next attachment finds another
   // daemon.
@@ -83,7 +83,7 @@ class MappedDaemon {
 
   std::uint64_t wakes() const { return wakes_; }
   std::uint64_t ring_full_waits();
-  void AskForWake();
+  void RequestWake();
   bool WakeAsked();
   std::uint32_t pins();
   std::uint32_t pool_extents();
@@ -93,7 +93,7 @@ class MappedDaemon {
   // Observations received since the last call. Tensors are inline, whichever way they arrived.
   std::vector<v1::ObserveRequest> TakeObserved();
   // Sets the answer's ObserveResponse::norms_from.
-  void SettleBefore(std::uint64_t token) { settled_before_ = token; }
+  void SetNormsFrom(std::uint64_t token) { settled_before_ = token; }
   // Tensors of observations that arrived through the staging arena.
   std::uint64_t staged_tensors() const { return staged_tensors_; }
   std::optional<std::uint64_t> TokensOf(std::uint64_t id);

@@ -389,7 +389,7 @@ absl::Status MappedDaemon::FakeTransport::Call(const v1::TruncateRequest& reques
 
 absl::Status MappedDaemon::FakeTransport::Call(const v1::OffloadRequest& request,
                                                v1::OffloadResponse& response, Clock::Duration) {
-  response.set_moved_bytes(daemon_.OffloadBehind(request.sequence_id()) ? 1 : 0);
+  response.set_moved_bytes(daemon_.OffloadAsDaemon(request.sequence_id()) ? 1 : 0);
   return absl::OkStatus();
 }
 

@@ -18,20 +18,21 @@ class HostKeyScorer final : public KeyScorer {
  public:
   // `lanes` has one range per kv head. The operations and the rows must outlive the scorer.
   HostKeyScorer(const kernels::Operations& operations, const kernels::LayerGeometry& geometry,
-                std::vector<kernels::RowRange> lanes, std::uint32_t looks_at_once = 1)
+                std::vector<kernels::RowRange> lanes, std::uint32_t observations_per_call = 1)
       : geometry_(geometry),
         lanes_(std::move(lanes)),
         sums_(operations, geometry),
-        looks_at_once_(looks_at_once) {}
+        looks_at_once_(observations_per_call) {}
 
   // Succeeds for `calls` more calls; all later ones fail.
   void FailAfter(std::uint64_t calls) { left_ = calls; }
   std::uint64_t calls() const { return calls_; }
 
-  absl::Status Look(std::uint32_t kv_head, std::span<const kernels::KeyLook> looks) override {
+  absl::Status Look(std::uint32_t kv_head,
+                    std::span<const kernels::KeyObservation> looks) override {
     if (absl::Status status = Enter(); !status.ok()) return status;
-    for (const kernels::KeyLook& look : looks) {
-      EXPECT_EQ(kernels::LookProblem(look, lanes_[kv_head].count), "");
+    for (const kernels::KeyObservation& look : looks) {
+      EXPECT_EQ(kernels::ObservationProblem(look, lanes_[kv_head].count), "");
       sums_.Add(lanes_[kv_head], look);
     }
     return absl::OkStatus();
@@ -55,7 +56,7 @@ class HostKeyScorer final : public KeyScorer {
                                sums);
     return absl::OkStatus();
   }
-  std::uint32_t looks_at_once() const override { return looks_at_once_; }
+  std::uint32_t observations_per_call() const override { return looks_at_once_; }
 
  private:
   absl::Status Enter() {

@@ -37,7 +37,7 @@ void MustBeOk(const grpc::Status& status) { TESSERA_CHECK(status.ok(), status.er
 
 // ---- FakeStream
 
-FakeStream::FakeStream(const serving::AttachDoor& door)
+FakeStream::FakeStream(const serving::AttachContext& door)
     : reactor_(serving::NewAttachReactor(door, &context_)) {
   BindReactor(reactor_);
 }

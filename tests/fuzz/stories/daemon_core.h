@@ -22,7 +22,7 @@ namespace tessera::fuzz {
 class FakeStream final
     : public grpc::ServerCallbackReaderWriter<v1::AttachRequest, v1::AttachResponse> {
  public:
-  explicit FakeStream(const serving::AttachDoor& door);
+  explicit FakeStream(const serving::AttachContext& door);
   ~FakeStream() override;
 
   // Returns false if the daemon does not read: the stream has ended, or too much is unread.

@@ -9,7 +9,7 @@
 #include "daemon/metrics/metrics.h"
 #include "daemon/residency/drop_prefixes.h"
 #include "daemon/residency/offload_idle.h"
-#include "daemon/residency/thin_segments.h"
+#include "daemon/residency/reduce_channels.h"
 #include "kernels/dispatch/implementation.h"
 
 namespace tessera::fuzz {
@@ -58,7 +58,7 @@ DaemonParts::DaemonParts(Options options) : services_{} {
   pressure.ladder.push_back(
       std::make_unique<residency::OffloadIdle>(residency::OffloadIdle::Options{
           .clock = options.clock, .tier = &node_->host_tier(), .idle = options.offload_idle}));
-  pressure.ladder.push_back(std::make_unique<residency::ThinSegments>(compactor_.get()));
+  pressure.ladder.push_back(std::make_unique<residency::ReduceChannels>(compactor_.get()));
   pressure_ = std::make_unique<residency::Pressure>(std::move(pressure));
   services_.node = node_.get();
   services_.absorber = absorber_.get();

@@ -37,7 +37,7 @@ class DaemonParts {
   serving::Watcher& watcher() { return *watcher_; }
   serving::WorkerService& worker() { return *worker_; }
   cache::Node& node() { return *node_; }
-  const serving::AttachDoor& door() const { return door_; }
+  const serving::AttachContext& door() const { return door_; }
 
   // Destroys the watcher, whose thread must have ended. It forgets its sessions.
   void StopWatching() { watcher_.reset(); }
@@ -55,7 +55,7 @@ class DaemonParts {
   std::unique_ptr<residency::Pressure> pressure_;
   serving::Connections connections_{services_};
   std::unique_ptr<serving::Watcher> watcher_;
-  serving::AttachDoor door_;
+  serving::AttachContext door_;
   std::unique_ptr<serving::WorkerService> worker_;
 };
 

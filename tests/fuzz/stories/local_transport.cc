@@ -22,7 +22,7 @@ absl::Status FromGrpc(const grpc::Status& status) {
 // lock of the wire; reads come one at a time, and so do writes.
 class Wire final : public grpc::ServerCallbackReaderWriter<v1::AttachRequest, v1::AttachResponse> {
  public:
-  explicit Wire(const serving::AttachDoor& door)
+  explicit Wire(const serving::AttachContext& door)
       : reactor_(serving::NewAttachReactor(door, &context_)) {
     BindReactor(reactor_);
   }
@@ -123,7 +123,7 @@ class Wire final : public grpc::ServerCallbackReaderWriter<v1::AttachRequest, v1
 
 class LocalStream final : public client::AttachStream {
  public:
-  explicit LocalStream(const serving::AttachDoor& door)
+  explicit LocalStream(const serving::AttachContext& door)
       : wire_(door), descriptor_socket_(door.descriptor_socket) {}
 
   bool Write(const v1::AttachRequest& message) override { return wire_.Send(message); }
@@ -178,7 +178,7 @@ class LocalMatch final : public grpc::ServerCallbackUnary {
 
 class LocalTransport final : public client::Transport {
  public:
-  LocalTransport(serving::WorkerService& service, const serving::AttachDoor& door)
+  LocalTransport(serving::WorkerService& service, const serving::AttachContext& door)
       : service_(service), door_(door) {}
 
   absl::StatusOr<std::unique_ptr<client::AttachStream>> OpenAttach(Clock::Duration) override {
@@ -223,7 +223,7 @@ class LocalTransport final : public client::Transport {
 
  private:
   serving::WorkerService& service_;
-  const serving::AttachDoor door_;
+  const serving::AttachContext door_;
 };
 
 }  // namespace

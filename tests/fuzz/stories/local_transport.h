@@ -14,7 +14,7 @@ namespace tessera::fuzz {
 class LocalConnector final : public client::Connector {
  public:
   // The service must outlive everything created here.
-  LocalConnector(serving::WorkerService& service, const serving::AttachDoor& door)
+  LocalConnector(serving::WorkerService& service, const serving::AttachContext& door)
       : service_(service), door_(door) {}
 
   absl::StatusOr<std::unique_ptr<client::Transport>> NewTransport() override;
@@ -23,7 +23,7 @@ class LocalConnector final : public client::Connector {
 
  private:
   serving::WorkerService& service_;
-  const serving::AttachDoor door_;
+  const serving::AttachContext door_;
   const std::string address_ = "in this process";
 };
 

@@ -71,7 +71,7 @@ absl::Status Story::Publish(Known& known) {
   const std::vector<std::uint32_t> ids = IdsOf(known.truth, tokens);
   absl::StatusOr<client::PublishedPrefix> published = absl::UnknownError("not asked");
   Known* const all[] = {&known};
-  const absl::Status status = ShowingAgain(all, [&] {
+  const absl::Status status = RetryAfterObserving(all, [&] {
     published = known.sequence.Publish(ids, {.ttl = ttl, .pinned = pinned});
     return published.status();
   });
@@ -134,7 +134,7 @@ absl::Status Story::Reuse() {
   if (entry.kind.any_head && tokens > 32 && options_.random->OneIn(3)) {
     tokens = 32 * options_.random->Between(1, tokens / 32);
   }
-  absl::StatusOr<client::Sequence> child = ForkWhatWasFound(*match, tokens);
+  absl::StatusOr<client::Sequence> child = ForkMatch(*match, tokens);
   if (!child.ok()) return child.status();
   if (child->tokens() != tokens) {
     return absl::DataLossError(
@@ -146,8 +146,8 @@ absl::Status Story::Reuse() {
 }
 
 // A match can be forked, possibly after retries.
-absl::StatusOr<client::Sequence> Story::ForkWhatWasFound(const client::PrefixMatch& match,
-                                                         std::uint64_t tokens) {
+absl::StatusOr<client::Sequence> Story::ForkMatch(const client::PrefixMatch& match,
+                                                  std::uint64_t tokens) {
   absl::StatusOr<client::Sequence> child = options_.worker->Fork(match, tokens);
   if (absl::IsResourceExhausted(child.status())) {
     Say("  refused, retried");

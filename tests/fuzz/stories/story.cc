@@ -199,8 +199,8 @@ absl::Status Story::Observe(Known& known, std::uint64_t first, std::uint64_t cou
   return absl::OkStatus();
 }
 
-absl::Status Story::ShowingAgain(std::span<Known* const> all,
-                                 const std::function<absl::Status()>& what) {
+absl::Status Story::RetryAfterObserving(std::span<Known* const> all,
+                                        const std::function<absl::Status()>& what) {
   absl::Status status = what();
   if (!absl::IsFailedPrecondition(status)) return status;
   Say(Concat("  observes all again: ", AsStringView(status.message())));
@@ -227,7 +227,7 @@ absl::Status Story::Step() {
   const std::uint64_t steps = options_.random->Between(1, 12);
   Say(Concat(line, ", ", steps, " times"));
   for (std::uint64_t i = 0; i < steps; ++i) {
-    const absl::Status status = ShowingAgain(batch, [&] { return RunStep(batch, 1, 1); });
+    const absl::Status status = RetryAfterObserving(batch, [&] { return RunStep(batch, 1, 1); });
     if (!status.ok()) return status;
   }
   return absl::OkStatus();
@@ -239,7 +239,7 @@ absl::Status Story::Speculate(Known& known) {
   if (known.truth.tokens() + count > options_.most_tokens) return Describe(known);
   Say(Concat("speculate ", known.number, " ", count, ", ", accepted, " accepted"));
   Known* const batch[] = {&known};
-  return ShowingAgain(batch, [&] { return RunStep(batch, count, accepted); });
+  return RetryAfterObserving(batch, [&] { return RunStep(batch, count, accepted); });
 }
 
 absl::Status Story::Abandon(Known& known) {
@@ -247,7 +247,7 @@ absl::Status Story::Abandon(Known& known) {
   client::Sequence* const batch[] = {&known.sequence};
   Known* const all[] = {&known};
   absl::StatusOr<client::Step> step = absl::UnknownError("not begun");
-  const absl::Status begun = ShowingAgain(all, [&] {
+  const absl::Status begun = RetryAfterObserving(all, [&] {
     step = options_.worker->BeginStep(batch);
     return step.status();
   });
@@ -392,7 +392,7 @@ absl::Status Story::Truncate(Known& known) {
 absl::Status Story::Compress(Known& known) {
   Say(Concat("compress ", known.number, " by ", known.kind.policy));
   Known* const all[] = {&known};
-  return ShowingAgain(all, [&] { return known.sequence.Compress().status(); });
+  return RetryAfterObserving(all, [&] { return known.sequence.Compress().status(); });
 }
 
 absl::Status Story::Pack(Known& known) {

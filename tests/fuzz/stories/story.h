@@ -143,13 +143,14 @@ class Story {
   absl::Status Publish(Known& known);
   absl::Status Reuse();
   absl::Status Unpublish();
-  absl::StatusOr<client::Sequence> ForkWhatWasFound(const client::PrefixMatch& match,
-                                                    std::uint64_t tokens);
+  absl::StatusOr<client::Sequence> ForkMatch(const client::PrefixMatch& match,
+                                             std::uint64_t tokens);
 
   absl::Status Observe(Known& known, std::uint64_t first, std::uint64_t count);
   // Runs `what`. If a cut has removed observations that a policy needs, observes everything again
   // and retries.
-  absl::Status ShowingAgain(std::span<Known* const> all, const std::function<absl::Status()>& what);
+  absl::Status RetryAfterObserving(std::span<Known* const> all,
+                                   const std::function<absl::Status()>& what);
   // Runs a step of `count` tokens for each sequence, of which the first `accepted` are kept.
   absl::Status RunStep(std::span<Known* const> batch, std::uint32_t count, std::uint32_t accepted);
   absl::Status TryStep(std::span<Known* const> batch, std::uint32_t count, std::uint32_t accepted,

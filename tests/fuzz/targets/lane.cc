@@ -182,7 +182,7 @@ Seed OneSegment(const char* name, const TileShape& shape, std::uint32_t entries,
   if (rotated) {
     ref.rotations = pool_bytes;
     ref.rotation_type = static_cast<std::uint8_t>(ElementType::kBf16);
-    ref.flags |= shm::kSegmentTurnsKeys | shm::kSegmentTurnsValues;
+    ref.flags |= shm::kSegmentRotatesKeys | shm::kSegmentRotatesValues;
     pool_bytes += RotationBytes(shape, ElementType::kBf16);
   }
   shm::Snapshot snapshot = {};

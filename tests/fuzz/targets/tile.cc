@@ -8,7 +8,7 @@
 #include "daemon/base/strings.h"
 #include "kernels/dispatch/implementation.h"
 #include "kernels/format/part.h"
-#include "kernels/strategy/thin.h"
+#include "kernels/strategy/reduce.h"
 #include "tests/fuzz/fuzz_target.h"
 #include "tests/fuzz/guarded.h"
 #include "tests/fuzz/input.h"
@@ -44,14 +44,14 @@ class Runner {
 
   // Reducing a row's channels must work even if its bitmap disagrees with the stored channels.
   void Thin() {
-    const std::optional<TileShape> thinner = ThinnerShape(case_.shape, 0.125);
+    const std::optional<TileShape> thinner = ReducedShape(case_.shape, 0.125);
     if (!thinner.has_value()) return;
     const TileLayout layout = LayoutOf(*thinner);
     constexpr std::byte kUntouched{0xa5};
     std::vector<std::byte> thinned(layout.bytes + 64, kUntouched);
     std::vector<std::byte> summaries(layout.summary_bytes + 64, kUntouched);
-    ThinTile({case_.shape, case_.tile, case_.summaries, case_.rows, *thinner, thinned.data(),
-              summaries.data()});
+    ReduceTile({case_.shape, case_.tile, case_.summaries, case_.rows, *thinner, thinned.data(),
+                summaries.data()});
     for (std::size_t i = 0; i < 64; ++i) {
       TESSERA_CHECK(thinned[layout.bytes + i] == kUntouched,
                     "nothing is written after the reduced tile");
@@ -201,7 +201,7 @@ int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   static const fuzz::Guarded summary_memory(fuzz::kMostTile);
   fuzz::Input input(data, size);
   const kernels::TileShape shape = fuzz::TakeShape(input);
-  if (kernels::WhyNotServed(shape) != nullptr) return 0;
+  if (kernels::UnsupportedReason(shape) != nullptr) return 0;
   const kernels::TileLayout layout = kernels::LayoutOf(shape);
   const std::uint32_t rows = 1 + input.Byte() % kernels::kTileEntries;
   const auto noise = input.Take<std::uint32_t>();

@@ -72,7 +72,7 @@ TEST(FairQueue, WhatGoesOnComesBeforeItsTenantsOthersAndNobodyElses) {
   Push(queue, Spec("z1", 2, 10));
   EXPECT_EQ(queue.Pop()->spec.name, "x1");
   JobSpec more = Spec("more of x1", 1, 10);
-  more.goes_on = true;
+  more.is_continuation = true;
   Push(queue, more);
   EXPECT_THAT(PopAll(queue), ElementsAre("z1", "more of x1", "y1", "x2"));
 }

@@ -94,7 +94,7 @@ class TileEncoder {
   std::vector<std::byte> Tile(const std::byte* key, const std::byte* value, std::uint64_t stride,
                               std::uint32_t rows) const {
     const kernels::TileLayout layout = kernels::LayoutOf(shape_);
-    std::vector<std::byte> tile(kernels::WholeBytes(layout));
+    std::vector<std::byte> tile(kernels::TileAndSummaryBytes(layout));
     EXPECT_TRUE(operations_.encode({.key = key,
                                     .value = value,
                                     .stride = stride,
@@ -106,7 +106,7 @@ class TileEncoder {
                                     .layout = layout,
                                     .prepared = prepared_.data(),
                                     .tile = tile.data(),
-                                    .summaries = kernels::SummariesBehind(tile.data(), layout)}));
+                                    .summaries = kernels::SummariesAfter(tile.data(), layout)}));
     return tile;
   }
 

@@ -118,7 +118,7 @@ TEST_F(SessionStateTest, AFreshControlPageIsEmptyAndAsksForAWake) {
   for (const shm::Word& word : page.commits) EXPECT_EQ(word.load(), 0u);
   session->control()->CancelWake();
   EXPECT_EQ(page.wake.load(), 0u);
-  session->control()->AskForWake();
+  session->control()->RequestWake();
   EXPECT_EQ(page.wake.load(), 1u);
 }
 

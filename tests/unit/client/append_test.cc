@@ -189,7 +189,7 @@ TEST(BulkAppendThreads, ShareOneStagingArena) {
   }
 }
 
-TEST(AttendRpc, AttendsOverCommittedTokensThroughEitherDoor) {
+TEST(AttendRpc, AttendsOverCommittedTokensByEitherTransport) {
   TestRandom random;
   for (bool map_memory : {true, false}) {
     ModelGeometry geometry;

@@ -81,8 +81,8 @@ class History {
     const kernels::LayerGeometry& geometry = bound_->geometry(layer);
     std::vector<double> expected(geometry.head_dim);
     for (std::uint32_t kv = 0; kv < geometry.kv_heads; ++kv) {
-      const PlainLane lane(LaneRows(keys_[layer], layer, kv), LaneRows(values_[layer], layer, kv),
-                           bound_->layout().tile(layer));
+      const ReferenceLane lane(LaneRows(keys_[layer], layer, kv),
+                               LaneRows(values_[layer], layer, kv), bound_->layout().tile(layer));
       for (std::uint32_t q = 0; q < queries; ++q) {
         for (std::uint32_t g = 0; g < geometry.group(); ++g) {
           const std::size_t row = std::size_t{q} * geometry.query_heads + kv * geometry.group() + g;
@@ -113,9 +113,9 @@ class History {
 
  private:
   // All tokens of a lane in one array of tiles.
-  struct PlainLane {
-    PlainLane(const std::vector<std::byte>& keys, const std::vector<std::byte>& values,
-              kernels::DenseTile tile) {
+  struct ReferenceLane {
+    ReferenceLane(const std::vector<std::byte>& keys, const std::vector<std::byte>& values,
+                  kernels::DenseTile tile) {
       const std::size_t row = tile.row_bytes();
       const std::uint64_t tokens = keys.size() / row;
       const std::uint64_t tiles = (tokens + kernels::kTileEntries - 1) / kernels::kTileEntries;

@@ -68,7 +68,7 @@ TEST_F(OneHead, WhatWasLetGoIsKnownBehindACutAndASettling) {
   Come(1, 2);
   Come(101, 1);
   one_.daemon->TakeObserved();
-  one_.daemon->SettleBefore(100);
+  one_.daemon->SetNormsFrom(100);
   TESSERA_ASSERT_OK(with_.sequence.Compress().status());
   const std::vector<v1::ObserveRequest> shown = one_.daemon->TakeObserved();
   ASSERT_EQ(shown.size(), 2u);

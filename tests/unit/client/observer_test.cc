@@ -336,7 +336,7 @@ TEST_P(Observing, OfTokensThatWereSettledNoQueryCounts) {
   decoder_.daemon->Absorb();
   for (int i = 0; i < 70; ++i) ASSERT_NO_FATAL_FAILURE(Step());
   decoder_.daemon->TakeObserved();
-  decoder_.daemon->SettleBefore(150);
+  decoder_.daemon->SetNormsFrom(150);
   TESSERA_ASSERT_OK(track_.sequence.Compress().status());
   const std::vector<v1::ObserveRequest> shown = decoder_.daemon->TakeObserved();
   ASSERT_EQ(shown.size(), 2 * model().layers());
@@ -394,7 +394,7 @@ TEST_P(Observing, ManyTurnsAreKeptTogether) {
 }
 
 // A cut to before everything observed since the last compression leaves nothing to report.
-TEST_P(Observing, NothingIsShownOfNothing) {
+TEST_P(Observing, NothingIsReportedAfterACut) {
   ASSERT_NO_FATAL_FAILURE(Prompt(100, 0));
   ASSERT_NO_FATAL_FAILURE(CompressAndCheck());
   for (int i = 0; i < 10; ++i) ASSERT_NO_FATAL_FAILURE(Step());

@@ -103,7 +103,7 @@ TEST(StepRaces, WhoeverMovesSequencesMeanwhileTakesAllTheirTokens) {
   decoder.Prefill(track, 40);
   const std::uint64_t id = track.sequence.id().value();
   std::atomic<std::uint64_t> moved{0};
-  const Meanwhile mover([&] { moved += decoder.daemon->OffloadBehind(id); });
+  const Meanwhile mover([&] { moved += decoder.daemon->OffloadAsDaemon(id); });
   EXPECT_GT(Decode(decoder, track, 400).counted, 0);
   EXPECT_GT(moved, 0u);
 }
@@ -125,7 +125,7 @@ TEST(StepRaces, APinRevokedMeanwhileTakesAllOrNothing) {
   const std::uint64_t id = track.sequence.id().value();
   OnceAStep revoker(random, 40000, [&] {
     decoder.daemon->RevokePins();
-    decoder.daemon->OffloadBehind(id);
+    decoder.daemon->OffloadAsDaemon(id);
   });
   EXPECT_GT(Decode(decoder, track, 300, &revoker).counted, 0);
 }
@@ -164,7 +164,7 @@ TEST(StepRaces, ASequenceCutMeanwhileIsNotTakenForWhatItWas) {
   WideBatch batch(random, decoder, 1);
   OnceAStep cutter(random, 2000, [&] {
     const std::uint64_t tokens = decoder.daemon->TokensOf(batch.id(0)).value_or(0);
-    if (tokens > 2) decoder.daemon->TruncateBehind(batch.id(0), tokens - 2);
+    if (tokens > 2) decoder.daemon->TruncateAsOther(batch.id(0), tokens - 2);
   });
   int changed = 0;
   for (int i = 0; i < 3000 && !testing::Test::HasFailure(); ++i) {

@@ -81,7 +81,7 @@ TEST_P(DecodeStory, HoldsWhatWasAppendedWhateverTheDaemonDoes) {
           break;
         case 10:
           if (mapped) {
-            ASSERT_TRUE(daemon.OffloadBehind(track.sequence.id().value()));
+            ASSERT_TRUE(daemon.OffloadAsDaemon(track.sequence.id().value()));
           }
           break;
         default: {
@@ -286,11 +286,11 @@ TEST(Step, WakesTheDaemonWhereATileFillsAndOnlyWhereItSleeps) {
     for (int i = 0; i < steps; ++i) EXPECT_TRUE(decoder.RunStep(track).ok());
     return decoder.daemon->wakes();
   };
-  decoder.daemon->AskForWake();
+  decoder.daemon->RequestWake();
   EXPECT_EQ(wakes_after(24), 0u);
   EXPECT_EQ(wakes_after(1), 1u);  // token 32
   EXPECT_FALSE(decoder.daemon->WakeAsked());
-  decoder.daemon->AskForWake();
+  decoder.daemon->RequestWake();
   EXPECT_EQ(wakes_after(6), 1u);
   EXPECT_EQ(wakes_after(1), 2u);   // 32 rows in the tail
   EXPECT_EQ(wakes_after(32), 2u);  // awake, so no signal is needed
@@ -407,10 +407,10 @@ TEST(Step, OffloadedSequencesAreOpenedAnewAndStepsAreLeftAlone) {
   const std::uint64_t id = track.sequence.id().value();
   for (int i = 0; i < 60; ++i) {
     if (random.OneIn(3)) {
-      ASSERT_TRUE(decoder.daemon->OffloadBehind(id));
+      ASSERT_TRUE(decoder.daemon->OffloadAsDaemon(id));
     }
     TESSERA_ASSERT_OK(decoder.RunStep(
-        track, {}, {}, [&](std::uint32_t) { ASSERT_FALSE(decoder.daemon->OffloadBehind(id)); }));
+        track, {}, {}, [&](std::uint32_t) { ASSERT_FALSE(decoder.daemon->OffloadAsDaemon(id)); }));
     ASSERT_EQ(decoder.daemon->TokensOf(id), track.history.tokens());
   }
   // Steps that end differently release it, too.
@@ -418,14 +418,14 @@ TEST(Step, OffloadedSequencesAreOpenedAnewAndStepsAreLeftAlone) {
   {
     absl::StatusOr<Step> step = decoder.worker->BeginStep(batch);
     TESSERA_ASSERT_OK(step.status());
-    EXPECT_FALSE(decoder.daemon->OffloadBehind(id));
+    EXPECT_FALSE(decoder.daemon->OffloadAsDaemon(id));
   }
-  EXPECT_TRUE(decoder.daemon->OffloadBehind(id));
+  EXPECT_TRUE(decoder.daemon->OffloadAsDaemon(id));
   const absl::Status aborted = decoder.RunStep(track, {}, {}, [&](std::uint32_t layer) {
     EXPECT_EQ(decoder.daemon->RevokePins(), layer == 0 ? 1u : 0u);
   });
   EXPECT_TRUE(absl::IsAborted(aborted)) << aborted;
-  EXPECT_TRUE(decoder.daemon->OffloadBehind(id));
+  EXPECT_TRUE(decoder.daemon->OffloadAsDaemon(id));
   TESSERA_ASSERT_OK(decoder.RunStep(track));
 }
 
@@ -443,7 +443,7 @@ TEST(Step, AChangeByAnotherWorkerIsTold) {
     // Sequences that another worker may not adopt.
     EXPECT_TRUE(absl::IsFailedPrecondition((*other)->Adopt(*model, track.sequence.id()).status()));
   }
-  decoder.daemon->TruncateBehind(track.sequence.id().value(), 10);
+  decoder.daemon->TruncateAsOther(track.sequence.id().value(), 10);
   track.history.Truncate(10);
   const absl::Status status = decoder.RunStep(track);
   EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;

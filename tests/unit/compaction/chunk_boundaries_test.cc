@@ -74,7 +74,7 @@ class ChunkBoundaries : public CompactorTest {
     for (std::uint32_t layer = 0; layer < model_->layers(); ++layer) {
       const std::size_t row = model_->layout().tile(layer).row_bytes();
       const std::vector<std::byte> rows(count * model_->geometry(layer).query_heads * row);
-      ShownLayer shown = {.layer = layer, .tokens = track.stamps.size()};
+      ObservedLayer shown = {.layer = layer, .tokens = track.stamps.size()};
       shown.last = {track.stamps.size() - count, count, rows.data()};
       const absl::Status status = compactor_.Observe(*track.sequence, shown);
       ASSERT_TRUE(status.ok()) << status;
@@ -243,8 +243,8 @@ TEST_F(ChunkBoundaries, ADenseSequenceTakesTheHeadOfAnother) {
   ASSERT_TRUE(compactor_.SetPolicy(*known.sequence, {}).ok());
   ASSERT_THAT(Known(known), Each(ElementsAre(8, 16)));
   ASSERT_EQ(ManagedSequence::Of(*plain.sequence), nullptr);
-  EXPECT_TRUE(compactor_.TakeHeadOf(*plain.sequence, *known.sequence).ok());
-  EXPECT_TRUE(compactor_.TakeHeadOf(*known.sequence, *plain.sequence).ok());
+  EXPECT_TRUE(compactor_.AdoptPrefix(*plain.sequence, *known.sequence).ok());
+  EXPECT_TRUE(compactor_.AdoptPrefix(*known.sequence, *plain.sequence).ok());
   EXPECT_THAT(Known(known), Each(ElementsAre(8, 16)));
 }
 
@@ -333,7 +333,7 @@ TEST_F(ChunkBoundaries, ALaneThatADroppedChoiceCameToKeepsThem) {
     for (std::size_t lane = 1; lane < held.size(); lane += 2) {
       between += held[lane - 1] != held[lane] ? 1 : 0;
     }
-    CutUnderneath(track, 39);
+    TruncateInsideJob(track, 39);
     CompressNow(track);
     EXPECT_THAT(HeldByLane(track), Each(StartsWith("0*8 8*8 16*8 24*")));
     track.sequence->Free();
@@ -343,12 +343,12 @@ TEST_F(ChunkBoundaries, ALaneThatADroppedChoiceCameToKeepsThem) {
   EXPECT_GT(between, 0);
 }
 
-TEST_F(ChunkBoundaries, WhoTakesOverAHeadTakesThemToo) {
+TEST_F(ChunkBoundaries, AdoptingAPrefixTakesItsBoundaries) {
   Track track = NewTrack(Policy("tau=0.5,recent=0"));
   Track other = NewTrack(Policy("tau=0.5,recent=0"));
   AppendStamps(other, Stamps(20, kAlike));
   Prompt(track, 20);
-  ASSERT_TRUE(compactor_.TakeHeadOf(*other.sequence, *track.sequence).ok());
+  ASSERT_TRUE(compactor_.AdoptPrefix(*other.sequence, *track.sequence).ok());
   EXPECT_EQ(Held(other), "0*8 8*8 16*4");
   Prompt(other, 20);
   EXPECT_EQ(Held(other), "0*8 8*8 16*11 27*8 35*5");

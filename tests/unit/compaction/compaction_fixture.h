@@ -126,7 +126,7 @@ class CompactionFixture : public testing::Test {
     track.stamps.resize(tokens);
   }
   // Cuts from within a job, for which the compactor would wait.
-  void CutUnderneath(Track& track, std::uint64_t tokens) {
+  void TruncateInsideJob(Track& track, std::uint64_t tokens) {
     ASSERT_TRUE(track.sequence->Truncate(tokens).ok());
     track.tail.reset();
     track.stamps.resize(tokens);

@@ -10,7 +10,7 @@
 namespace tessera::compaction {
 
 // Calls back when the time is read, which happens before and after a choice is made.
-class TellingClock final : public Clock {
+class CallbackClock final : public Clock {
  public:
   TimePoint Now() const override {
     if (calls_left_ > 0 && --calls_left_ == 0) std::exchange(then_, nullptr)();

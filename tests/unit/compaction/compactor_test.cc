@@ -361,7 +361,7 @@ TEST_F(CompactorTest, AnExplicitPackingEndsTheGrowthOfSummaries) {
 
 // ---- Results for callers
 
-TEST_F(CompactorTest, WhoAsksIsToldOnce) {
+TEST_F(CompactorTest, CompressAnswersOnce) {
   Track dense = {world_.NewSequence(worker_->session(), *model_), {}, std::nullopt};
   Append(dense, 50, 1);
   ExpectTold(*Compress(dense));  // without a policy there is nothing to do
@@ -394,7 +394,7 @@ class SmallTenant : public CompactorTest {
   }
 };
 
-TEST_F(SmallTenant, WhoAsksIsToldWhatWentWrong) {
+TEST_F(SmallTenant, CompressReturnsErrors) {
   for (const policies::Policy& policy : {SmallMosaic(), Quest()}) {
     Track track = NewTrack(policy);
     Append(track, 200, 1);
@@ -416,7 +416,7 @@ TEST_F(SmallTenant, WhoAsksIsToldWhatWentWrong) {
 }
 
 // A seal of the same lane that no caller waits for runs first and fails.
-TEST_F(SmallTenant, WhoAsksIsToldWhatWentWrongWithWorkThatWasQueuedBefore) {
+TEST_F(SmallTenant, CompressReturnsErrorsOfEarlierWork) {
   Track track = NewTrack(SmallMosaic());
   Append(track, 300, 1);
   ASSERT_EQ(scheduler_.Queued().size(), 2u);

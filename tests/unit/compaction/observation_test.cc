@@ -30,26 +30,26 @@ class ObservationTest : public testing::Test {
     for (float& element : rows_) element = static_cast<float>(random_.Below(1 << 20)) / 65536 - 8;
     for (float& sum : sums_) sum = static_cast<float>(random_.Below(1 << 20)) / 65536;
   }
-  ShownLayer Last(std::uint64_t first, std::uint64_t count) {
-    ShownLayer shown = {.tokens = kTokens};
+  ObservedLayer Last(std::uint64_t first, std::uint64_t count) {
+    ObservedLayer shown = {.tokens = kTokens};
     shown.last = {first, count, Rows()};
     return shown;
   }
-  ShownLayer Norm(std::uint64_t count, const std::vector<std::uint64_t>& positions) {
-    ShownLayer shown = {.tokens = kTokens};
+  ObservedLayer Norm(std::uint64_t count, const std::vector<std::uint64_t>& positions) {
+    ObservedLayer shown = {.tokens = kTokens};
     shown.norm = {count, positions, Rows()};
     return shown;
   }
-  ShownLayer Sums(std::uint64_t first, std::uint64_t count) {
-    ShownLayer shown = {.tokens = kTokens};
+  ObservedLayer Sums(std::uint64_t first, std::uint64_t count) {
+    ObservedLayer shown = {.tokens = kTokens};
     shown.sums = {first, count, sums_.data()};
     return shown;
   }
-  absl::Status Take(const ShownLayer& shown, const policies::Needs& needs = kAll) {
+  absl::Status Take(const ObservedLayer& shown, const policies::Needs& needs = kAll) {
     return observation_.Take(shown, needs, *model_, operations_, budget_);
   }
   // Refused, without any effect.
-  void ExpectRefused(const ShownLayer& shown, const std::string& named,
+  void ExpectRefused(const ObservedLayer& shown, const std::string& named,
                      const policies::Needs& needs = kAll,
                      absl::StatusCode code = absl::StatusCode::kInvalidArgument) {
     const std::uint64_t bytes = observation_.bytes();
@@ -67,7 +67,7 @@ class ObservationTest : public testing::Test {
     for (std::uint32_t head = 0; head < kHeads; ++head) {
       positions.insert(positions.end(), of_each_head.begin(), of_each_head.end());
     }
-    ShownLayer shown = Norm(of_each_head.size(), positions);
+    ObservedLayer shown = Norm(of_each_head.size(), positions);
     shown.norm.first_token = first;
     shown.norm.all = all;
     return Take(shown);
@@ -120,7 +120,7 @@ TEST_F(ObservationTest, WhatComesInPiecesTakesNoMoreRoom) {
   pool::Account budget("budget", all);
   Observation observation;
   for (std::uint64_t i = 0; i < kPieces; ++i) {
-    ShownLayer shown = {.tokens = kPieces * kPiece};
+    ObservedLayer shown = {.tokens = kPieces * kPiece};
     shown.last = {i * kPiece, kPiece, reinterpret_cast<const std::byte*>(rows.data())};
     const absl::Status status =
         observation.Take(shown, {.decode_queries = true}, *model_, operations_, budget);
@@ -130,7 +130,7 @@ TEST_F(ObservationTest, WhatComesInPiecesTakesNoMoreRoom) {
   // A repetition holds nothing twice, and a copy is independent.
   const Observation copy = observation;
   pool::Account more("more", 2 * all);
-  ShownLayer again = {.tokens = kPieces * kPiece};
+  ObservedLayer again = {.tokens = kPieces * kPiece};
   again.last = {0, kPiece, reinterpret_cast<const std::byte*>(rows.data())};
   ASSERT_TRUE(observation.Take(again, {.decode_queries = true}, *model_, operations_, more).ok());
   EXPECT_EQ(more.used_bytes(), all);
@@ -192,7 +192,7 @@ TEST_F(ObservationTest, WhatIsShownAgainNeedsNoRoom) {
 
 TEST_F(ObservationTest, LaterRowsTakeThePlaceOfEarlierOnes) {
   ASSERT_TRUE(Take(Last(80, 8)).ok());
-  ShownLayer again = Last(86, 4);
+  ObservedLayer again = Last(86, 4);
   again.last.rows = Rows() + 20 * kHeads * kDim * 4;
   ASSERT_TRUE(Take(again).ok());
   EXPECT_EQ(PositionsOf(2), (std::vector<std::uint64_t>{80, 81, 82, 83, 84, 85, 86, 87, 88, 89}));
@@ -258,40 +258,40 @@ TEST_F(ObservationTest, AForkIsShownTheSame) {
 constexpr std::uint64_t kEvery = ~std::uint64_t{0};
 
 TEST_F(ObservationTest, AsManyAreKnownAsWereShownOfAnyTokens) {
-  EXPECT_EQ(observation_.NormsKnown(0, kTokens), kEvery) << "nobody has shown any";
-  EXPECT_EQ(observation_.FirstWithoutNorms(5, kTokens), 5u);
+  EXPECT_EQ(observation_.KnownNormQueries(0, kTokens), kEvery) << "nobody has shown any";
+  EXPECT_EQ(observation_.FirstTokenWithoutNorms(5, kTokens), 5u);
   ASSERT_TRUE(TakeStrongest(0, {3, 40, 70}).ok());
-  EXPECT_EQ(observation_.FirstWithoutNorms(5, kTokens), kTokens);
+  EXPECT_EQ(observation_.FirstTokenWithoutNorms(5, kTokens), kTokens);
   ASSERT_TRUE(Take(Last(90, 10)).ok());
-  EXPECT_EQ(observation_.NormsKnown(0, kTokens), 3u) << "the newest need not be strong";
+  EXPECT_EQ(observation_.KnownNormQueries(0, kTokens), 3u) << "the newest need not be strong";
   // The same worker again, which has observed more.
   ASSERT_TRUE(TakeStrongest(0, {3, 40, 70, 71, 99}).ok());
-  EXPECT_EQ(observation_.NormsKnown(0, kTokens), 5u);
+  EXPECT_EQ(observation_.KnownNormQueries(0, kTokens), 5u);
   // A worker that continues afterwards: it adds nothing to what is known of the first tokens,
   // whatever it reports of them.
   ASSERT_TRUE(TakeStrongest(72, {72, 73, 74, 75, 76, 77, 99}).ok());
-  EXPECT_EQ(observation_.NormsKnown(0, kTokens), 4u);
-  EXPECT_EQ(observation_.NormsKnown(72, kTokens), 7u);
+  EXPECT_EQ(observation_.KnownNormQueries(0, kTokens), 4u);
+  EXPECT_EQ(observation_.KnownNormQueries(72, kTokens), 7u);
   ASSERT_TRUE(TakeStrongest(72, {72}, /*all=*/true).ok());
-  EXPECT_EQ(observation_.NormsKnown(72, kTokens), kEvery);
-  EXPECT_EQ(observation_.NormsKnown(0, kTokens), 4u);
+  EXPECT_EQ(observation_.KnownNormQueries(72, kTokens), kEvery);
+  EXPECT_EQ(observation_.KnownNormQueries(0, kTokens), 4u);
   // Observed again from the first token on.
   ASSERT_TRUE(TakeStrongest(0, {3, 40, 72, 99}, /*all=*/true).ok());
-  EXPECT_EQ(observation_.NormsKnown(0, kTokens), kEvery);
+  EXPECT_EQ(observation_.KnownNormQueries(0, kTokens), kEvery);
 }
 
 TEST_F(ObservationTest, OfFewerTokensThoseOfThemAreKnown) {
   ASSERT_TRUE(TakeStrongest(0, {3, 40, 70, 71, 99}).ok());
   const Observation fork = observation_;
   observation_.ForgetFrom(71);
-  EXPECT_EQ(observation_.NormsKnown(0, kTokens), 3u);
+  EXPECT_EQ(observation_.KnownNormQueries(0, kTokens), 3u);
   observation_.ForgetBefore(4);
-  EXPECT_EQ(observation_.NormsKnown(0, kTokens), 2u);
-  EXPECT_EQ(observation_.NormsKnown(4, 70), 1u);
+  EXPECT_EQ(observation_.KnownNormQueries(0, kTokens), 2u);
+  EXPECT_EQ(observation_.KnownNormQueries(4, 70), 1u);
   observation_.ForgetBefore(71);
-  EXPECT_EQ(observation_.NormsKnown(0, kTokens), kEvery) << "all were decided about";
-  EXPECT_EQ(observation_.FirstWithoutNorms(0, kTokens), 0u);
-  EXPECT_EQ(fork.NormsKnown(0, kTokens), 5u);
+  EXPECT_EQ(observation_.KnownNormQueries(0, kTokens), kEvery) << "all were decided about";
+  EXPECT_EQ(observation_.FirstTokenWithoutNorms(0, kTokens), 0u);
+  EXPECT_EQ(fork.KnownNormQueries(0, kTokens), 5u);
 }
 
 // A fork without room for its remaining rows does not mistake new ones for the strongest.
@@ -301,47 +301,47 @@ TEST_F(ObservationTest, RowsThatThereIsNoRoomForAreMissed) {
   pool::Charge rest = *budget_.Reserve(pool::MemoryTag::kRawCopies, 100'000 - budget_.used_bytes());
   fork.ForgetFrom(70);
   EXPECT_EQ(fork.bytes(), 0u);
-  EXPECT_EQ(fork.NormsKnown(0, kTokens), 0u);
+  EXPECT_EQ(fork.KnownNormQueries(0, kTokens), 0u);
   rest.Reset();
   observation_ = fork;
   ASSERT_TRUE(TakeStrongest(70, {80}, /*all=*/true).ok());
-  EXPECT_EQ(observation_.NormsKnown(0, kTokens), 0u);
+  EXPECT_EQ(observation_.KnownNormQueries(0, kTokens), 0u);
   ASSERT_TRUE(TakeStrongest(0, {80}).ok());
-  EXPECT_EQ(observation_.NormsKnown(0, kTokens), 1u);
+  EXPECT_EQ(observation_.KnownNormQueries(0, kTokens), 1u);
 }
 
 // A worker that knows none of them says so. After rows are dropped it is still known that some were
 // observed.
 TEST_F(ObservationTest, ThatNoneIsKnownIsKnown) {
-  ShownLayer shown = Norm(0, {});
+  ObservedLayer shown = Norm(0, {});
   shown.norm.first_token = 10;
   shown.norm.none = true;
   ASSERT_TRUE(Take(shown).ok());
-  EXPECT_EQ(observation_.NormsKnown(0, 10), kEvery);
-  EXPECT_EQ(observation_.FirstWithoutNorms(0, kTokens), 0u);
-  EXPECT_EQ(observation_.FirstWithoutNorms(10, kTokens), kTokens) << "that is known";
-  EXPECT_EQ(observation_.NormsKnown(0, kTokens), 0u);
+  EXPECT_EQ(observation_.KnownNormQueries(0, 10), kEvery);
+  EXPECT_EQ(observation_.FirstTokenWithoutNorms(0, kTokens), 0u);
+  EXPECT_EQ(observation_.FirstTokenWithoutNorms(10, kTokens), kTokens) << "that is known";
+  EXPECT_EQ(observation_.KnownNormQueries(0, kTokens), 0u);
   ASSERT_TRUE(TakeStrongest(0, {3, 40}, /*all=*/true).ok());
-  EXPECT_EQ(observation_.NormsKnown(0, kTokens), kEvery);
+  EXPECT_EQ(observation_.KnownNormQueries(0, kTokens), kEvery);
   observation_.ForgetRows();
-  EXPECT_EQ(observation_.NormsKnown(0, kTokens), 0u);
+  EXPECT_EQ(observation_.KnownNormQueries(0, kTokens), 0u);
   EXPECT_EQ(observation_.bytes(), 0u);
   EXPECT_EQ(budget_.used_bytes(), 0u);
 }
 
 // Tokens without observed queries are not skipped.
-TEST_F(ObservationTest, WhatNobodyHasShownIsMissed) {
+TEST_F(ObservationTest, MissingQueriesAreReported) {
   const std::vector<std::uint64_t> positions = {3, 5, 3, 5, 3, 5, 3, 5};
-  ShownLayer shown = Norm(2, positions);
+  ObservedLayer shown = Norm(2, positions);
   shown.norm.end = 20;
   ASSERT_TRUE(Take(shown).ok());
-  EXPECT_EQ(observation_.FirstWithoutNorms(0, kTokens), 20u);
-  EXPECT_EQ(observation_.FirstWithoutNorms(0, 15), 15u);
+  EXPECT_EQ(observation_.FirstTokenWithoutNorms(0, kTokens), 20u);
+  EXPECT_EQ(observation_.FirstTokenWithoutNorms(0, 15), 15u);
   ASSERT_TRUE(TakeStrongest(30, {70}).ok());
-  EXPECT_EQ(observation_.FirstWithoutNorms(0, kTokens), 20u);
-  EXPECT_EQ(observation_.FirstWithoutNorms(25, kTokens), 25u);
-  EXPECT_EQ(observation_.FirstWithoutNorms(30, kTokens), kTokens);
-  EXPECT_EQ(observation_.NormsKnown(0, kTokens), 1u);
+  EXPECT_EQ(observation_.FirstTokenWithoutNorms(0, kTokens), 20u);
+  EXPECT_EQ(observation_.FirstTokenWithoutNorms(25, kTokens), 25u);
+  EXPECT_EQ(observation_.FirstTokenWithoutNorms(30, kTokens), kTokens);
+  EXPECT_EQ(observation_.KnownNormQueries(0, kTokens), 1u);
   shown.norm.first_token = 4;
   ExpectRefused(shown,
                 "has position 3, which is not among the reported tokens from 4 to before 20");
@@ -351,10 +351,10 @@ TEST_F(ObservationTest, WhatNobodyHasShownIsMissed) {
 
 TEST_F(ObservationTest, TheStrongestAreOfTheTokensThatTheyAreSaidToBeOf) {
   const std::vector<std::uint64_t> positions = {10, 11, 10, 11, 9, 11, 10, 11};
-  ShownLayer shown = Norm(2, positions);
+  ObservedLayer shown = Norm(2, positions);
   shown.norm.first_token = 10;
   ExpectRefused(shown, "position 9, which is not among the reported tokens from 10 to before 100");
-  EXPECT_EQ(observation_.NormsKnown(0, kTokens), kEvery);
+  EXPECT_EQ(observation_.KnownNormQueries(0, kTokens), kEvery);
 }
 
 // Several workers in turn, each reporting some of the strongest of its tokens; some tokens are
@@ -378,7 +378,7 @@ TEST_F(ObservationTest, WhatIsKnownIsTheStrongestOfAll) {
       strongest.resize(std::min<std::uint64_t>(seen, random_.Between(1, 25)));
       std::ranges::sort(strongest);
       if (seen > 0) {
-        ShownLayer shown = Norm(strongest.size(), {});
+        ObservedLayer shown = Norm(strongest.size(), {});
         std::vector<std::uint64_t> positions;
         for (std::uint32_t head = 0; head < kHeads; ++head) {
           positions.insert(positions.end(), strongest.begin(), strongest.end());
@@ -399,7 +399,7 @@ TEST_F(ObservationTest, WhatIsKnownIsTheStrongestOfAll) {
         observation.ForgetBefore(first);
       }
       if (random_.OneIn(3)) own = norms.size();  // another worker continues
-      const std::uint64_t known = observation.NormsKnown(first, norms.size());
+      const std::uint64_t known = observation.KnownNormQueries(first, norms.size());
       std::vector<std::uint64_t> all;
       for (std::uint64_t token = first; token < norms.size(); ++token) all.push_back(token);
       std::ranges::sort(all, std::greater<>(), [&](auto token) { return norms[token]; });

@@ -78,7 +78,7 @@ class Outcomes : public CompactorTest {
       for (std::uint32_t head = 0; head < geometry.query_heads; ++head) {
         for (std::uint64_t i = 0; i < strongest; ++i) positions.push_back(i);
       }
-      ShownLayer shown = {.layer = layer, .tokens = tokens};
+      ObservedLayer shown = {.layer = layer, .tokens = tokens};
       if (last > 0) shown.last = {tokens - last, last, by_token.data()};
       if (strongest > 0) {
         shown.norm = {.count = strongest, .positions = positions, .rows = by_head.data()};

@@ -27,7 +27,7 @@ class Reuse : public CompactorTest {
     for (std::uint32_t layer = 0; layer < model_->layers(); layer += 2) {
       std::vector<float> rows(kCount * model_->geometry(layer).query_heads * 64);
       for (float& element : rows) element = static_cast<float>(random_.Below(1000)) / 1000 - 0.5f;
-      ShownLayer shown = {.layer = layer, .tokens = track.stamps.size()};
+      ObservedLayer shown = {.layer = layer, .tokens = track.stamps.size()};
       shown.last = {track.stamps.size() - kCount, kCount,
                     reinterpret_cast<std::byte*>(rows.data())};
       const absl::Status status = compactor_.Observe(*track.sequence, shown);

@@ -9,9 +9,9 @@
 
 #include "daemon/device/cuda_device.h"
 #include "kernels/dispatch/implementation.h"
+#include "tests/fakes/gpu/counting_device.h"
 #include "tests/fakes/gpu/emulated_runtime.h"
 #include "tests/fakes/gpu/shared_gpu.h"
-#include "tests/fakes/gpu/watched_device.h"
 #include "tests/unit/cache/packed.h"
 
 namespace tessera::compaction {
@@ -32,7 +32,7 @@ class TestNode {
     world_.ExpectBaseline();
   }
 
-  tests::WatchedDevice& device() { return watched_; }
+  tests::CountingDevice& device() { return watched_; }
   cache::World& world() { return world_; }
   std::shared_ptr<cache::Sequence> NewSequence(const cache::ModelSpec& spec) {
     model_ = world_.Register(spec);
@@ -53,7 +53,7 @@ class TestNode {
   tests::SharedGpu memory_;
   tests::EmulatedGpus gpus_;
   const std::unique_ptr<device::Device> device_;
-  tests::WatchedDevice watched_;
+  tests::CountingDevice watched_;
   cache::World world_;
   std::optional<cache::TestWorker> worker_;
   std::shared_ptr<const cache::Model> model_;

@@ -82,7 +82,7 @@ TEST_P(GatherTest, RowsAreTheReferences) {
     const absl::Status status = device_->Gather(from, to, tiles);
     ASSERT_TRUE(status.ok()) << status;
     for (const TileGather& tile : tiles) {
-      std::vector<std::byte> expected(kernels::WholeBytes(layout) + 64);
+      std::vector<std::byte> expected(kernels::TileAndSummaryBytes(layout) + 64);
       reference.gather({.rows = tile.rows.data(),
                         .row_count = static_cast<std::uint32_t>(tile.rows.size()),
                         .from = from,
@@ -90,8 +90,8 @@ TEST_P(GatherTest, RowsAreTheReferences) {
                         .to = to,
                         .to_layout = layout,
                         .tile = expected.data(),
-                        .summaries = kernels::SummariesBehind(expected.data(), layout)});
-      expected.resize(kernels::WholeBytes(layout));
+                        .summaries = kernels::SummariesAfter(expected.data(), layout)});
+      expected.resize(kernels::TileAndSummaryBytes(layout));
       std::vector<std::byte> stored(tile.to.tile, tile.to.tile + layout.bytes);
       stored.insert(stored.end(), tile.to.summaries, tile.to.summaries + layout.summary_bytes);
       ASSERT_EQ(kernels::FirstDifference(to, expected, stored), "");

@@ -20,7 +20,7 @@ namespace tessera::device {
 namespace {
 
 using kernels::Content;
-using kernels::KeyLook;
+using kernels::KeyObservation;
 using kernels::kTileEntries;
 using kernels::TileShape;
 using testing::HasSubstr;
@@ -87,7 +87,7 @@ class KeysTest : public DeviceTest {
   void AddTiles(std::uint64_t entries) {
     const TileShape shape = AnyShape();
     const bool identity =
-        !shape.packed() || (kernels::CutsAreExplained(shape, {}) && dice_.OneIn(3));
+        !shape.packed() || (kernels::HasRequiredRotations(shape, {}) && dice_.OneIn(3));
     const ElementType rotation_type = dice_.OneIn(2) ? ElementType::kBf16 : ElementType::kFp32;
     kernels::RotationView rotation;
     if (!identity) {
@@ -199,7 +199,7 @@ class KeysTest : public DeviceTest {
     std::vector<std::byte> queries;
     std::vector<double> before;
     std::vector<double> sums;
-    KeyLook look;
+    KeyObservation look;
   };
   Look AnyLook(std::uint64_t keys) {
     Look made;
@@ -225,7 +225,7 @@ class KeysTest : public DeviceTest {
     return made;
   }
   void Judge(const Look& made, const std::vector<Row>& keys) {
-    const KeyLook& look = made.look;
+    const KeyObservation& look = made.look;
     std::vector<double> expected = made.before;
     std::vector<double> mass(expected.size());
     for (std::uint64_t q = 0; q < look.query_count(); ++q) {
@@ -302,7 +302,7 @@ TEST_P(KeysTest, LooksAddWhatTheirQueriesPay) {
     const std::vector<Row> loaded = Loaded(*keys);
     std::vector<Look> made;
     for (std::uint64_t i = dice_.Between(1, 5); i > 0; --i) made.push_back(AnyLook(loaded.size()));
-    std::vector<KeyLook> looks;
+    std::vector<KeyObservation> looks;
     for (Look& look : made) {
       look.look.sums = look.sums;
       looks.push_back(look.look);
@@ -351,7 +351,7 @@ TEST_P(KeysTest, MoreLooksThanOneLaunchHolds) {
   ASSERT_NE(keys, nullptr);
   const std::vector<std::byte> query = RandomRows(1);
   std::vector<std::vector<double>> sums(200, std::vector<double>(3000));
-  std::vector<KeyLook> looks;
+  std::vector<KeyObservation> looks;
   for (std::uint64_t i = 0; i < sums.size(); ++i) {
     looks.push_back({.queries = {.rows = query.data(), .count = 1},
                      .visible = {.begin = {7 * i}, .end = {7 * i + 1}},
@@ -370,7 +370,7 @@ TEST_P(KeysTest, NothingIsNothing) {
   const std::unique_ptr<LaneKeys> keys = Load();
   ASSERT_NE(keys, nullptr);
   EXPECT_TRUE(keys->Look({}).ok());
-  const KeyLook looks[] = {{}, {.logits = true}};
+  const KeyObservation looks[] = {{}, {.logits = true}};
   EXPECT_TRUE(keys->Look(looks).ok());
   EXPECT_TRUE(keys->AddSquaredLengths({}).ok());
 }
@@ -381,7 +381,7 @@ TEST_P(KeysTest, ALookBeyondTheKeysIsABug) {
   const std::unique_ptr<LaneKeys> keys = Load();
   ASSERT_NE(keys, nullptr);
   std::vector<double> sums(6);
-  const KeyLook look = {.key = 0, .visible = kernels::FullRanges(1, 6), .sums = sums};
+  const KeyObservation look = {.key = 0, .visible = kernels::FullRanges(1, 6), .sums = sums};
   EXPECT_DEATH((void)keys->Look({&look, 1}), "beyond the last key");
   EXPECT_DEATH((void)keys->AddSquaredLengths(sums), "more keys than there are");
 }
@@ -412,9 +412,9 @@ TEST_P(CudaKeysTest, AFailureAtAnyCallRetiresTheDevice) {
   AddRows(3);
   std::vector<double> sums(43);
   const std::vector<std::byte> query = RandomRows(1);
-  const KeyLook look = {.queries = {.rows = query.data(), .count = 1},
-                        .visible = kernels::FullRanges(1, 43),
-                        .sums = sums};
+  const KeyObservation look = {.queries = {.rows = query.data(), .count = 1},
+                               .visible = kernels::FullRanges(1, 43),
+                               .sums = sums};
   int loads = 0;
   int looks = 0;
   for (int good = 0;; ++good) {
@@ -448,9 +448,9 @@ TEST_P(CudaKeysTest, WithoutMemoryItSaysHowMuchItTakes) {
   const std::uint64_t bytes = 2000 * 64 * 4;
   const std::vector<std::byte> query = RandomRows(1);
   std::vector<double> sums(2000);
-  const KeyLook look = {.queries = {.rows = query.data(), .count = 1},
-                        .visible = kernels::FullRanges(1, 2000),
-                        .sums = sums};
+  const KeyObservation look = {.queries = {.rows = query.data(), .count = 1},
+                               .visible = kernels::FullRanges(1, 2000),
+                               .sums = sums};
   {
     const std::unique_ptr<CudaDevice> gpu = Open({.memory_bytes = bytes / 2});
     const absl::Status status = gpu->LoadKeys(geometry_, runs_).status();

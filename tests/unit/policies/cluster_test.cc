@@ -31,8 +31,8 @@ double PlainCosine(const std::vector<TestRows>& lanes, std::uint64_t i, std::uin
   return a == 0 || b == 0 ? 0 : std::clamp(dot / std::sqrt(a * b), -1.0, 1.0);
 }
 
-std::vector<std::uint32_t> PlainSeeds(const std::vector<TestRows>& lanes, std::uint64_t begin,
-                                      std::uint64_t end, double tau) {
+std::vector<std::uint32_t> ReferenceSeeds(const std::vector<TestRows>& lanes, std::uint64_t begin,
+                                          std::uint64_t end, double tau) {
   std::vector<std::uint32_t> seeds;
   for (std::uint64_t i = begin; i < end; ++i) {
     std::uint32_t seed = static_cast<std::uint32_t>(i);
@@ -68,9 +68,9 @@ std::vector<TestRows> ClusteredLanes(std::uint64_t lanes, std::uint64_t count, T
 // Cosines over all lanes, and their products.
 class LaneCosines {
  public:
-  explicit LaneCosines(const std::vector<TestRows>& lanes, std::uint32_t looks_at_once = 1)
+  explicit LaneCosines(const std::vector<TestRows>& lanes, std::uint32_t observations_per_call = 1)
       : scorer_(kernels::ReferenceOperations(), kernels::TestGeometry(), Ranges(lanes),
-                looks_at_once),
+                observations_per_call),
         cosines_(*KeyCosines::Of(scorer_, Heads(lanes), lanes[0].count())) {}
 
   HostKeyScorer& scorer() { return scorer_; }
@@ -104,7 +104,7 @@ TEST(Cluster, IsItsDefinition) {
     const double tau = static_cast<double>(random.Below(1000)) / 1000 + 0.0003;
     std::vector<std::uint32_t> seeds(end - begin);
     ASSERT_TRUE(ClusterRun(*cosines, begin, end, tau, seeds).ok());
-    EXPECT_EQ(seeds, PlainSeeds(lanes, begin, end, tau));
+    EXPECT_EQ(seeds, ReferenceSeeds(lanes, begin, end, tau));
     sizes.insert(std::set<std::uint32_t>(seeds.begin(), seeds.end()).size());
   }
   EXPECT_GT(sizes.size(), 5u);  // makes sure that clusters exist
@@ -160,8 +160,8 @@ TEST(Cluster, CountsForEveryTauAreThoseOfClustering) {
     std::uint64_t expected = 1;
     for (const auto& [begin, end] : {std::pair(0, 20), std::pair(21, 50)}) {
       const std::vector<std::uint32_t> seeds =
-          PlainSeeds(lanes, static_cast<std::uint64_t>(begin), static_cast<std::uint64_t>(end),
-                     static_cast<double>(step) / kTauSteps);
+          ReferenceSeeds(lanes, static_cast<std::uint64_t>(begin), static_cast<std::uint64_t>(end),
+                         static_cast<double>(step) / kTauSteps);
       expected += std::set<std::uint32_t>(seeds.begin(), seeds.end()).size();
     }
     EXPECT_EQ(counts.counts()[step], expected) << step;

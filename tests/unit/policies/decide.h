@@ -10,7 +10,7 @@
 #include "daemon/policies/grammar/parse.h"
 #include "daemon/policies/token_policy.h"
 #include "kernels/dispatch/implementation.h"
-#include "tests/fakes/shown_layer.h"
+#include "tests/fakes/observed_layer.h"
 
 namespace tessera::policies {
 
@@ -28,7 +28,7 @@ inline Policy Parsed(std::string_view text) {
 }
 
 // `decoded`: the number of newest tokens that belong to no prompt.
-inline LayerDecision DecisionOf(std::string_view text, ShownLayer& layer, LayerMemory& memory,
+inline LayerDecision DecisionOf(std::string_view text, ObservedLayer& layer, LayerMemory& memory,
                                 std::uint64_t decoded = 0) {
   const Policy policy = Parsed(text);
   absl::StatusOr<LayerDecision> decision =
@@ -36,7 +36,7 @@ inline LayerDecision DecisionOf(std::string_view text, ShownLayer& layer, LayerM
   EXPECT_TRUE(decision.ok()) << text << ": " << decision.status();
   return decision.ok() ? *std::move(decision) : LayerDecision(layer.lanes().size());
 }
-inline LayerDecision DecisionOf(std::string_view text, ShownLayer& layer) {
+inline LayerDecision DecisionOf(std::string_view text, ObservedLayer& layer) {
   LayerMemory memory;
   return DecisionOf(text, layer, memory);
 }
@@ -49,7 +49,7 @@ inline std::vector<Indices32> KeptOf(const LayerDecision& decision) {
 
 // By definition: takes the best scores one by one, ties to the lower index. Returns them in
 // ascending order.
-inline Indices32 PlainTop(const std::vector<double>& scores, std::size_t count) {
+inline Indices32 ReferenceTop(const std::vector<double>& scores, std::size_t count) {
   Indices32 best;
   std::vector<bool> taken(scores.size());
   while (best.size() < std::min(count, scores.size())) {
@@ -65,7 +65,7 @@ inline Indices32 PlainTop(const std::vector<double>& scores, std::size_t count) 
 }
 
 // A layer of random shape and length.
-inline ShownLayerOptions RandomForm(TestRandom& random) {
+inline ObservedLayerOptions RandomForm(TestRandom& random) {
   const auto group = static_cast<std::uint32_t>(random.Between(1, 3));
   const auto kv_heads = static_cast<std::uint32_t>(random.Between(1, 3));
   return {.query_heads = group * kv_heads,
@@ -74,7 +74,8 @@ inline ShownLayerOptions RandomForm(TestRandom& random) {
           .layer = static_cast<std::uint32_t>(random.Below(4)),
           .sliding_window = static_cast<std::uint32_t>(random.OneIn(4) ? random.Between(5, 90) : 0),
           .logit_softcap = random.OneIn(4) ? 3.0f : 0.0f,
-          .looks_at_once = static_cast<std::uint32_t>(random.OneIn(2) ? 1 : random.Between(2, 9))};
+          .observations_per_call =
+              static_cast<std::uint32_t>(random.OneIn(2) ? 1 : random.Between(2, 9))};
 }
 
 }  // namespace tessera::policies

@@ -14,17 +14,17 @@ namespace tessera::policies {
 namespace {
 
 // Keys of a few kinds, and sentences.
-void MakeText(ShownLayer& layer, std::uint64_t tokens, TestRandom& random) {
+void MakeText(ObservedLayer& layer, std::uint64_t tokens, TestRandom& random) {
   layer.Grow(tokens);
   layer.text().resize(tokens);
   for (TextMark& mark : layer.text()) {
     mark = random.OneIn(14) ? TextMark::kDelimiter : TextMark::kInside;
   }
-  std::vector<ShownLayer::Row> kinds;
+  std::vector<ObservedLayer::Row> kinds;
   for (int i = 0; i < 3; ++i) kinds.push_back(layer.RandomRow());
   for (auto& lane : layer.lanes()) {
-    for (ShownLayer::Entry& entry : lane) {
-      const ShownLayer::Row& kind = random.Pick(kinds);
+    for (ObservedLayer::Entry& entry : lane) {
+      const ObservedLayer::Row& kind = random.Pick(kinds);
       for (std::size_t c = 0; c < kind.size(); ++c) {
         entry.key[c] = kernels::Bf16ToFloat(kernels::FloatToBf16(kind[c] + 0.4f * entry.key[c]));
       }
@@ -37,7 +37,7 @@ TEST(DecideBoth, WhatStaysIsMerged) {
   TestRandom random;
   int merged = 0;
   for (int round = 0; round < 60; ++round) {
-    ShownLayer layer(RandomForm(random), ExactOperations(), random);
+    ObservedLayer layer(RandomForm(random), ExactOperations(), random);
     MakeText(layer, random.Between(40, 120), random);
     const char* const selectors[] = {
         "snapkv:budget=0.6,window=8,kernel=3", "chunkkv:budget=0.5,window=8,chunk=5",
@@ -50,7 +50,7 @@ TEST(DecideBoth, WhatStaysIsMerged) {
                random.OneIn(3) ? ",delimiters=0" : "");
     SCOPED_TRACE(Concat(selector, "+", merger));
     const LayerDecision stay = DecisionOf(selector, layer);
-    ShownLayer left = layer;
+    ObservedLayer left = layer;
     for (std::size_t lane = 0; lane < stay.size(); ++lane) {
       left.lanes()[lane].clear();
       for (const std::uint32_t i : stay[lane].kept) {
@@ -81,7 +81,7 @@ TEST(DecideBoth, WhatStaysIsMerged) {
 // Chunks of text also end at evicted tokens.
 TEST(DecideBoth, EveryTokenMustBeNamed) {
   TestRandom random;
-  ShownLayer layer(RandomForm(random), ExactOperations(), random);
+  ObservedLayer layer(RandomForm(random), ExactOperations(), random);
   MakeText(layer, 100, random);
   layer.text()[1] = TextMark::kNotShown;
   const Policy both = Parsed("chunkkv:window=8,tokens=8+semanticache:sink=0,recent=0");
@@ -95,10 +95,10 @@ TEST(DecideBoth, EveryTokenMustBeNamed) {
 // A second prompt may be too short for its share alone, but may use what the first one has left.
 TEST(DecideBoth, ABudgetIsOfTheWholeSequence) {
   TestRandom random;
-  ShownLayer layer({.query_heads = 2, .kv_heads = 2}, ExactOperations(), random);
+  ObservedLayer layer({.query_heads = 2, .kv_heads = 2}, ExactOperations(), random);
   layer.Grow(60);
   for (auto& lane : layer.lanes()) {  // zero keys are not similar to any, so nothing can merge
-    for (ShownLayer::Entry& entry : lane) std::ranges::fill(entry.key, 0.0f);
+    for (ObservedLayer::Entry& entry : lane) std::ranges::fill(entry.key, 0.0f);
   }
   const Policy policy = Parsed("semanticache:budget=0.35,delimiters=0");
   LayerMemory memory;

@@ -12,7 +12,7 @@ using testing::HasSubstr;
 
 TEST(DecideBudget, BudgetsAreSharesRoundedDown) {
   TestRandom random;
-  ShownLayer layer({}, ExactOperations(), random);
+  ObservedLayer layer({}, ExactOperations(), random);
   layer.Grow(100);
   EXPECT_EQ(DecisionOf("snapkv:budget=0.29,window=8", layer)[0].kept.size(), 29u);
   EXPECT_EQ(DecisionOf("snapkv:budget=0.2999,window=8", layer)[1].kept.size(), 29u);
@@ -25,7 +25,7 @@ TEST(DecideBudget, OfAShortPromptAllStays) {
   TestRandom random;
   for (const char* text : {"snapkv", "chunkkv", "pyramidkv", "snapkv:budget=0.001"}) {
     for (const std::uint64_t tokens : {1u, 31u, 32u}) {
-      ShownLayer layer({}, ExactOperations(), random);
+      ObservedLayer layer({}, ExactOperations(), random);
       layer.Grow(tokens);
       for (const LaneDecision& lane : DecisionOf(text, layer)) {
         EXPECT_EQ(lane.kept.size(), tokens) << text;
@@ -34,7 +34,7 @@ TEST(DecideBudget, OfAShortPromptAllStays) {
   }
 }
 
-absl::Status Refused(const std::string& text, ShownLayer& layer, LayerMemory& memory) {
+absl::Status Refused(const std::string& text, ObservedLayer& layer, LayerMemory& memory) {
   const Policy policy = Parsed(text);
   return Decide(policy, layer.Show(NeedsOf(policy), layer.tokens()), memory).status();
 }
@@ -46,7 +46,7 @@ TEST(DecideBudget, AShareOfLessThanTheWindowIsRefused) {
     for (int round = 0; round < 30; ++round) {
       const std::uint64_t window = random.Between(1, 12);
       const double share = static_cast<double>(random.Between(1, 99)) / 1000;
-      ShownLayer layer({.query_heads = 1, .kv_heads = 1}, ExactOperations(), random);
+      ObservedLayer layer({.query_heads = 1, .kv_heads = 1}, ExactOperations(), random);
       layer.Grow(window + random.Between(1, 60));
       const auto entries = [&](double of, std::uint64_t tokens) {
         const double exact = of * static_cast<double>(tokens);
@@ -83,7 +83,7 @@ TEST(DecideBudget, AShareOfLessThanTheWindowIsRefused) {
 
 TEST(DecideBudget, ARefusalSaysWhatWouldDo) {
   TestRandom random;
-  ShownLayer layer({}, ExactOperations(), random);
+  ObservedLayer layer({}, ExactOperations(), random);
   layer.Grow(100);
   LayerMemory memory;
   const auto said = [&](const std::string& text) {

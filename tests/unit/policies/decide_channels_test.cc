@@ -16,7 +16,7 @@ constexpr kernels::ElementType kTypes[] = {kernels::ElementType::kBf16, kernels:
                                            kernels::ElementType::kFp32};
 
 // mean_t q_d^2 over the newest queries, averaged over the group, times mean_t k_d^2 over all keys.
-std::vector<double> PlainScores(ShownLayer& layer, std::size_t lane, std::uint64_t window) {
+std::vector<double> ReferenceScores(ObservedLayer& layer, std::size_t lane, std::uint64_t window) {
   const std::uint64_t queries = std::min(window, layer.tokens());
   std::vector<double> scores;
   for (std::uint32_t d = 0; d < layer.options().head_dim; ++d) {
@@ -30,7 +30,7 @@ std::vector<double> PlainScores(ShownLayer& layer, std::size_t lane, std::uint64
       of_queries += squares / static_cast<double>(queries) / layer.group();
     }
     double of_keys = 0;
-    for (const ShownLayer::Entry& entry : layer.lanes()[lane]) {
+    for (const ObservedLayer::Entry& entry : layer.lanes()[lane]) {
       of_keys += double{entry.key[d]} * entry.key[d];
     }
     scores.push_back(of_queries * of_keys / static_cast<double>(layer.lanes()[lane].size()));
@@ -45,10 +45,10 @@ TEST(KeyChannels, AreTheBestByTheirDefinition) {
     const std::uint64_t window = random.Between(1, 40);
     const double ratio = static_cast<double>(random.Between(5, 95)) / 100;
     const Policy policy = Parsed(Concat("think:ratio=", ratio, ",window=", window));
-    ShownLayer layer({.query_heads = static_cast<std::uint32_t>(2 * random.Between(1, 3)),
-                      .head_dim = head_dim,
-                      .type = random.Pick(kTypes)},
-                     ExactOperations(), random);
+    ObservedLayer layer({.query_heads = static_cast<std::uint32_t>(2 * random.Between(1, 3)),
+                         .head_dim = head_dim,
+                         .type = random.Pick(kTypes)},
+                        ExactOperations(), random);
     layer.Grow(random.Between(1, 90));
     const auto decision = DecideKeyChannels(policy, layer.Show(NeedsOf(policy), layer.tokens()));
     ASSERT_TRUE(decision.ok()) << decision.status();
@@ -58,7 +58,7 @@ TEST(KeyChannels, AreTheBestByTheirDefinition) {
       const std::vector<std::uint32_t>& kept = (*decision)[lane];
       ASSERT_EQ(kept.size(), head_dim - dropped);
       ASSERT_TRUE(std::ranges::is_sorted(kept, std::less_equal<>()));
-      const std::vector<double> scores = PlainScores(layer, lane, window);
+      const std::vector<double> scores = ReferenceScores(layer, lane, window);
       double weakest = std::numeric_limits<double>::infinity();
       double strongest_gone = 0;
       for (std::uint32_t d = 0; d < head_dim; ++d) {
@@ -74,10 +74,10 @@ TEST(KeyChannels, AreTheBestByTheirDefinition) {
 TEST(KeyChannels, OfEqualOnesTheLowerStay) {
   TestRandom random;
   const Policy policy = Parsed("think:ratio=0.25");
-  ShownLayer layer({}, ExactOperations(), random);
+  ObservedLayer layer({}, ExactOperations(), random);
   layer.Grow(40);
   for (auto& lane : layer.lanes()) {
-    for (ShownLayer::Entry& entry : lane) std::ranges::fill(entry.key, 0.0f);
+    for (ObservedLayer::Entry& entry : lane) std::ranges::fill(entry.key, 0.0f);
   }
   const auto decision = DecideKeyChannels(policy, layer.Show(NeedsOf(policy), layer.tokens()));
   ASSERT_TRUE(decision.ok()) << decision.status();
@@ -89,7 +89,7 @@ TEST(KeyChannels, OfEqualOnesTheLowerStay) {
 TEST(KeyChannels, WhatWasNotShownIsMissing) {
   TestRandom random;
   const Policy policy = Parsed("think");
-  ShownLayer layer({}, ExactOperations(), random);
+  ObservedLayer layer({}, ExactOperations(), random);
   layer.Grow(60);
   const auto nothing = DecideKeyChannels(policy, layer.Show({}, layer.tokens()));
   EXPECT_EQ(nothing.status().code(), absl::StatusCode::kFailedPrecondition);

@@ -38,7 +38,7 @@ Rules RandomRules(TestRandom& random) {
 
 // The rules for one lane, or for all lanes of a layer together, written without the policy's code.
 // Only a token's direction decides about similarity.
-class PlainLane {
+class ReferenceLane {
  public:
   struct Entry {
     std::uint64_t direction = 0;
@@ -130,9 +130,9 @@ class PlainLane {
 
 // A layer with keys in a few orthogonal directions, and the policy's memory of it.
 struct Story {
-  ShownLayer layer;
+  ObservedLayer layer;
   LayerMemory memory;
-  std::vector<PlainLane> plain;  // by lane
+  std::vector<ReferenceLane> plain;  // by lane
   std::vector<TextMark> text;
   std::uint64_t prompt_until = 0;
 
@@ -143,7 +143,7 @@ struct Story {
       const std::uint64_t same = random.Below(3);
       for (std::size_t lane = 0; lane < plain.size(); ++lane) {
         const std::uint64_t direction = per_layer ? same : random.Below(3);
-        ShownLayer::Row& key = layer.lanes()[lane].back().key;
+        ObservedLayer::Row& key = layer.lanes()[lane].back().key;
         std::ranges::fill(key, 0.0f);
         key[direction] = 1;
         plain[lane].Add(direction);
@@ -154,7 +154,7 @@ struct Story {
   void Cut(std::uint64_t tokens) {
     memory.CutTo(tokens, tokens);
     layer.CutTo(tokens);
-    for (PlainLane& lane : plain) lane.Cut(tokens);
+    for (ReferenceLane& lane : plain) lane.Cut(tokens);
     text.resize(tokens);
     prompt_until = std::min(prompt_until, tokens);
   }
@@ -164,8 +164,8 @@ struct Story {
       const auto& entries = layer.lanes()[lane];
       ASSERT_EQ(entries.size(), plain[lane].entries().size()) << lane;
       for (std::size_t i = 0; i < entries.size(); ++i) {
-        const PlainLane::Entry& expected = plain[lane].entries()[i];
-        ASSERT_EQ(entries[i].position, PlainLane::Place(expected)) << lane << ", entry " << i;
+        const ReferenceLane::Entry& expected = plain[lane].entries()[i];
+        ASSERT_EQ(entries[i].position, ReferenceLane::Place(expected)) << lane << ", entry " << i;
         ASSERT_EQ(entries[i].weight, static_cast<float>(expected.tokens.size())) << lane;
         // No entry stands for tokens on both sides of an end.
         for (const std::uint64_t end : plain[lane].ends()) {
@@ -180,10 +180,10 @@ struct Story {
 };
 
 Story NewStory(std::uint32_t kv_heads, TestRandom& random) {
-  return {.layer = ShownLayer({.query_heads = kv_heads, .kv_heads = kv_heads}, ExactOperations(),
-                              random),
+  return {.layer = ObservedLayer({.query_heads = kv_heads, .kv_heads = kv_heads}, ExactOperations(),
+                                 random),
           .memory = {},
-          .plain = std::vector<PlainLane>(kv_heads),
+          .plain = std::vector<ReferenceLane>(kv_heads),
           .text = {}};
 }
 
@@ -210,7 +210,7 @@ TEST(DecideChunks, ASequencesLifeIsItsDefinition) {
         Append(told, "\ndecoded to ", story.layer.tokens());
       } else if (dice == 4) {
         std::uint64_t merged_until = 0;
-        for (const PlainLane& lane : story.plain) {
+        for (const ReferenceLane& lane : story.plain) {
           merged_until = std::max(merged_until, lane.MergedUntil());
         }
         const std::uint64_t cut = random.Between(merged_until, story.layer.tokens());
@@ -230,7 +230,7 @@ TEST(DecideChunks, ASequencesLifeIsItsDefinition) {
         ASSERT_TRUE(decision.ok()) << decision.status();
         for (const LaneDecision& lane : *decision) merged += lane.merges() ? 1 : 0;
         story.layer.Apply(*decision);
-        for (PlainLane& lane : story.plain) lane.Compress(rules, story.text, decoding);
+        for (ReferenceLane& lane : story.plain) lane.Compress(rules, story.text, decoding);
         ASSERT_NO_FATAL_FAILURE(story.Check());
       }
     }
@@ -330,10 +330,11 @@ TEST(DecideChunks, OneBoundaryBetweenTwoEntriesIsEnough) {
 
 TEST(DecideChunks, OneBoundaryForEachGapIsEnough) {
   const std::vector<std::uint64_t> positions = {0, 9, 10};
-  EXPECT_THAT(EnoughFor(positions, {3, 5, 9, 10, 20, 30}), ElementsAre(3, 10, 20));
-  EXPECT_THAT(EnoughFor(std::vector<std::uint64_t>{5, 9}, {1, 4, 5, 6, 9}), ElementsAre(1, 6));
-  EXPECT_THAT(EnoughFor({}, {1, 4}), ElementsAre(1));
-  EXPECT_THAT(EnoughFor(positions, {}), ElementsAre());
+  EXPECT_THAT(PruneBoundaries(positions, {3, 5, 9, 10, 20, 30}), ElementsAre(3, 10, 20));
+  EXPECT_THAT(PruneBoundaries(std::vector<std::uint64_t>{5, 9}, {1, 4, 5, 6, 9}),
+              ElementsAre(1, 6));
+  EXPECT_THAT(PruneBoundaries({}, {1, 4}), ElementsAre(1));
+  EXPECT_THAT(PruneBoundaries(positions, {}), ElementsAre());
 }
 
 // Boundaries are positions of the sequence. Those between entries that the decision does not see

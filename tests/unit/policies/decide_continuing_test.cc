@@ -13,11 +13,11 @@ using Positions = std::vector<std::uint64_t>;
 
 // A prompt, then one or several tokens at a time.
 struct Session {
-  ShownLayer layer;
+  ObservedLayer layer;
   Policy policy;
   LayerMemory memory = {};
 
-  Session(const ShownLayerOptions& form, std::string_view text, TestRandom& random)
+  Session(const ObservedLayerOptions& form, std::string_view text, TestRandom& random)
       : layer(form, ExactOperations(), random), policy(Parsed(text)) {}
 
   void Prompt(std::uint64_t tokens) {
@@ -94,7 +94,7 @@ TEST(DecideContinuing, StreamingKeepsTheFirstAndTheNewest) {
 }
 
 // Entries of one lane by position, and the attention paid to them.
-struct PlainHitters {
+struct ReferenceHeavyHitters {
   Positions held;
   std::vector<double> paid;
 
@@ -109,12 +109,12 @@ struct PlainHitters {
     }
   }
   // Adds the attention of token `query`, which arrives with it.
-  void Pay(const ShownLayer& layer, std::size_t lane, std::uint64_t query) {
+  void Pay(const ObservedLayer& layer, std::size_t lane, std::uint64_t query) {
     held.push_back(query);
     paid.push_back(0);
     for (std::uint32_t i = 0; i < layer.group(); ++i) {
       const auto head = static_cast<std::uint32_t>(lane) * layer.group() + i;
-      const std::vector<double> shares = layer.SharesOfTokens(head, query, held);
+      const std::vector<double> shares = layer.SharesOfOriginalKeys(head, query, held);
       for (std::size_t e = 0; e < shares.size(); ++e) paid[e] += shares[e] / layer.group();
     }
   }
@@ -125,11 +125,11 @@ TEST(DecideContinuing, H2oIsItsDefinition) {
   for (int round = 0; round < 15; ++round) {
     const std::uint64_t heavy = random.Between(1, 12);
     const std::uint64_t recent = random.Between(1, 12);
-    const ShownLayerOptions form = RandomForm(random);
+    const ObservedLayerOptions form = RandomForm(random);
     Session run(form, Concat("h2o:heavy=", heavy, ",recent=", recent), random);
     const std::uint64_t prompt = random.Between(1, 50);
     run.layer.Grow(prompt);
-    std::vector<PlainHitters> plain(form.kv_heads);
+    std::vector<ReferenceHeavyHitters> plain(form.kv_heads);
     for (std::size_t lane = 0; lane < plain.size(); ++lane) {
       plain[lane].held = FirstPositions(prompt);
       for (const float sum : run.layer.Sums(lane, 0)) plain[lane].paid.push_back(sum);
@@ -170,18 +170,18 @@ TEST(DecideContinuing, TovaIsItsDefinition) {
   TestRandom random;
   for (int round = 0; round < 15; ++round) {
     const std::uint64_t budget = random.Between(1, 25);
-    const ShownLayerOptions form = RandomForm(random);
+    const ObservedLayerOptions form = RandomForm(random);
     Session run(form, Concat("tova:budget=", budget), random);
     run.Prompt(random.Between(1, 50));
     Positions held = FirstPositions(run.layer.tokens());
     const auto evict = [&](std::uint64_t query) {
       std::vector<double> paid(held.size());
       for (std::uint32_t head = 0; head < form.query_heads; ++head) {
-        const std::vector<double> shares = run.layer.SharesOfTokens(head, query, held);
+        const std::vector<double> shares = run.layer.SharesOfOriginalKeys(head, query, held);
         for (std::size_t i = 0; i < paid.size(); ++i) paid[i] += shares[i] / form.query_heads;
       }
       Positions kept;
-      for (const std::uint32_t i : PlainTop(paid, budget)) kept.push_back(held[i]);
+      for (const std::uint32_t i : ReferenceTop(paid, budget)) kept.push_back(held[i]);
       held = kept;
     };
     evict(run.layer.tokens() - 1);
@@ -203,7 +203,7 @@ TEST(DecideContinuing, TovaDecidesAboutStepsBehindAPromptOneByOne) {
   TestRandom random;
   for (int round = 0; round < 15; ++round) {
     constexpr std::uint64_t kBudget = 9, kDecoded = 12;
-    const ShownLayerOptions form = RandomForm(random);
+    const ObservedLayerOptions form = RandomForm(random);
     const std::uint64_t prompt = random.Between(2, 50);
     Session run(form, Concat("tova:budget=", kBudget), random);
     run.layer.Grow(prompt + kDecoded);
@@ -212,11 +212,11 @@ TEST(DecideContinuing, TovaDecidesAboutStepsBehindAPromptOneByOne) {
       if (newest >= prompt) held.push_back(newest);
       std::vector<double> paid(held.size());
       for (std::uint32_t head = 0; head < form.query_heads; ++head) {
-        const std::vector<double> shares = run.layer.SharesOfTokens(head, newest, held);
+        const std::vector<double> shares = run.layer.SharesOfOriginalKeys(head, newest, held);
         for (std::size_t i = 0; i < paid.size(); ++i) paid[i] += shares[i] / form.query_heads;
       }
       Positions kept;
-      for (const std::uint32_t i : PlainTop(paid, kBudget)) kept.push_back(held[i]);
+      for (const std::uint32_t i : ReferenceTop(paid, kBudget)) kept.push_back(held[i]);
       held = kept;
     }
     const TokenSpan prompts[] = {{0, prompt}};
@@ -243,7 +243,7 @@ TEST(DecideContinuing, LaCacheIsTheLadderOfItsLayer) {
     const bool uniform = random.OneIn(2);
     const std::string text = Concat("lacache:span=1,sink=3,budget=30,map=", band ? "band" : "mod",
                                     ",pass=", uniform ? "uniform" : "repeat");
-    ShownLayerOptions form = {.layers = layers};
+    ObservedLayerOptions form = {.layers = layers};
     form.layer = static_cast<std::uint32_t>(random.Below(layers));
     Session run(form, text, random);
     const kernels::LadderOptions options = {

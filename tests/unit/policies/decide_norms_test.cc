@@ -12,7 +12,7 @@ using testing::HasSubstr;
 // Of some tokens only the queries from other workers are known.
 TEST(DecideNorms, WeakerQueriesDoNotStandInForStrongOnes) {
   TestRandom random;
-  ShownLayer layer({}, ExactOperations(), random);
+  ObservedLayer layer({}, ExactOperations(), random);
   layer.Grow(100);
   const auto decided = [&](const char* options, std::uint64_t norms_known) {
     const Policy policy = Parsed(Concat("semantickv:lambda=0.05,recent_ratio=0.2,", options));
@@ -31,7 +31,7 @@ TEST(DecideNorms, WeakerQueriesDoNotStandInForStrongOnes) {
 // prompt's.
 TEST(DecideNorms, OnlyThoseOfThePromptAreCompared) {
   TestRandom random;
-  ShownLayer layer({}, ExactOperations(), random);
+  ObservedLayer layer({}, ExactOperations(), random);
   layer.Grow(100);
   const Policy policy = Parsed("semantickv:lambda=0.1,recent_ratio=0.01,sink=4,keep_total=0.2");
   const auto decided = [&](std::uint64_t norms_first, std::uint64_t norms_known, bool strip) {
@@ -68,7 +68,7 @@ TEST(DecideNorms, OnlyThoseOfThePromptAreCompared) {
               HasSubstr("of 40 tokens, the 4 queries of largest norm are needed"));
   LayerView view = layer.Show(NeedsOf(policy), layer.tokens());
   view.norms_first = 60;
-  view.norms_shown = 90;
+  view.norms_observed_end = 90;
   LayerMemory memory;
   EXPECT_THAT(Decide(policy, view, memory).status().ToString(),
               HasSubstr("largest norm of the tokens from 90 on have not been observed"));

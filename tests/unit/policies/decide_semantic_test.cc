@@ -11,7 +11,7 @@ namespace {
 
 using testing::HasSubstr;
 
-double SquaredLength(const ShownLayer::Row& row) {
+double SquaredLength(const ObservedLayer::Row& row) {
   double sum = 0;
   for (const float number : row) sum += double{number} * number;
   return sum;
@@ -28,26 +28,26 @@ struct Semantic {
 };
 
 // The positions of the judging queries.
-std::set<std::uint64_t> PlainObservers(ShownLayer& layer, std::uint32_t head,
-                                       const Semantic& semantic, std::uint64_t recent) {
+std::set<std::uint64_t> ReferenceObservers(ObservedLayer& layer, std::uint32_t head,
+                                           const Semantic& semantic, std::uint64_t recent) {
   const std::uint64_t tokens = layer.tokens();
   std::vector<double> lengths;
-  for (const ShownLayer::Row& row : layer.queries()[head]) lengths.push_back(SquaredLength(row));
+  for (const ObservedLayer::Row& row : layer.queries()[head]) lengths.push_back(SquaredLength(row));
   const auto count =
       static_cast<std::size_t>(std::ceil(semantic.lambda * static_cast<double>(tokens) - 1e-6));
   std::set<std::uint64_t> observers;
-  for (const std::uint32_t i : PlainTop(lengths, count)) observers.insert(i);
+  for (const std::uint32_t i : ReferenceTop(lengths, count)) observers.insert(i);
   for (std::uint64_t i = tokens - recent; i < tokens; ++i) observers.insert(i);
   return observers;
 }
 
-std::vector<double> PlainScores(ShownLayer& layer, std::size_t lane, const Semantic& semantic,
-                                std::uint64_t recent) {
+std::vector<double> ReferenceScores(ObservedLayer& layer, std::size_t lane,
+                                    const Semantic& semantic, std::uint64_t recent) {
   std::vector<double> scores(layer.tokens());
   const std::uint32_t group = layer.group();
   for (std::uint32_t i = 0; i < group; ++i) {
     const std::uint32_t head = static_cast<std::uint32_t>(lane) * group + i;
-    const std::set<std::uint64_t> observers = PlainObservers(layer, head, semantic, recent);
+    const std::set<std::uint64_t> observers = ReferenceObservers(layer, head, semantic, recent);
     std::vector<double> paid(layer.tokens());
     for (const std::uint64_t observer : observers) {
       const auto shares = layer.Shares(head, observer, layer.AllOf(lane), semantic.causal);
@@ -68,7 +68,7 @@ std::vector<double> PlainScores(ShownLayer& layer, std::size_t lane, const Seman
   return scores;
 }
 
-Indices32 PlainSemantic(ShownLayer& layer, std::size_t lane, const Semantic& semantic) {
+Indices32 PlainSemantic(ObservedLayer& layer, std::size_t lane, const Semantic& semantic) {
   const double n = static_cast<double>(layer.tokens());
   const std::uint64_t recent = std::max<std::uint64_t>(
       1, static_cast<std::uint64_t>(std::ceil(semantic.recent_ratio * n - 1e-6)));
@@ -78,12 +78,12 @@ Indices32 PlainSemantic(ShownLayer& layer, std::size_t lane, const Semantic& sem
   if (semantic.sink + recent + static_cast<std::uint64_t>(middle) >= layer.tokens()) {
     return layer.AllOf(lane);
   }
-  const std::vector<double> scores = PlainScores(layer, lane, semantic, recent);
+  const std::vector<double> scores = ReferenceScores(layer, lane, semantic, recent);
   const std::vector<double> between(scores.begin() + static_cast<std::ptrdiff_t>(semantic.sink),
                                     scores.end() - static_cast<std::ptrdiff_t>(recent));
   Indices32 kept(semantic.sink);
   std::iota(kept.begin(), kept.end(), 0u);
-  for (const std::uint32_t i : PlainTop(between, static_cast<std::size_t>(middle))) {
+  for (const std::uint32_t i : ReferenceTop(between, static_cast<std::size_t>(middle))) {
     kept.push_back(static_cast<std::uint32_t>(i + semantic.sink));
   }
   for (std::uint64_t i = layer.tokens() - recent; i < layer.tokens(); ++i) {
@@ -95,8 +95,8 @@ Indices32 PlainSemantic(ShownLayer& layer, std::size_t lane, const Semantic& sem
 TEST(DecideSemantic, SemanticKvIsItsDefinition) {
   TestRandom random;
   for (int round = 0; round < 60; ++round) {
-    ShownLayerOptions form = RandomForm(random);
-    ShownLayer layer(form, ExactOperations(), random);
+    ObservedLayerOptions form = RandomForm(random);
+    ObservedLayer layer(form, ExactOperations(), random);
     layer.Grow(random.Between(1, 110));
     if (random.OneIn(3)) layer.Weigh(random);
     constexpr const char* kAggregates[] = {"mean", "max", "sum"};
@@ -127,7 +127,7 @@ TEST(DecideSemantic, SemanticKvIsItsDefinition) {
 // If all queries judge, a token's score is its column sum of the full attention.
 TEST(DecideSemantic, WithAllQueriesTheRankingIsThatOfColumnSums) {
   TestRandom random;
-  ShownLayer layer({}, ExactOperations(), random);
+  ObservedLayer layer({}, ExactOperations(), random);
   layer.Grow(90);
   for (const std::size_t kept : {10u, 30u, 60u}) {
     const LayerDecision decision = DecisionOf(
@@ -135,7 +135,8 @@ TEST(DecideSemantic, WithAllQueriesTheRankingIsThatOfColumnSums) {
     for (std::size_t lane = 0; lane < decision.size(); ++lane) {
       const std::vector<float> sums = layer.Sums(lane, 0);
       const std::size_t count = kept * 90 / 100;
-      Indices32 expected = PlainTop(std::vector<double>(sums.begin(), sums.end() - 1), count - 1);
+      Indices32 expected =
+          ReferenceTop(std::vector<double>(sums.begin(), sums.end() - 1), count - 1);
       expected.push_back(89);
       EXPECT_EQ(decision[lane].kept, expected);
     }
@@ -144,7 +145,7 @@ TEST(DecideSemantic, WithAllQueriesTheRankingIsThatOfColumnSums) {
 
 TEST(DecideSemantic, KeepMiddleIsAShareOfWhatIsBetween) {
   TestRandom random;
-  ShownLayer layer({}, ExactOperations(), random);
+  ObservedLayer layer({}, ExactOperations(), random);
   layer.Grow(100);
   const auto kept = [&](const char* options) {
     return DecisionOf(Concat("semantickv:sink=8,recent_ratio=.02,", options), layer)[0].kept.size();
@@ -155,7 +156,7 @@ TEST(DecideSemantic, KeepMiddleIsAShareOfWhatIsBetween) {
   EXPECT_EQ(kept("keep_total=0.05"), 10u);  // sinks and newest are never dropped
 }
 
-double PlainCosine(ShownLayer& layer, const std::vector<std::size_t>& lanes, std::size_t i,
+double PlainCosine(ObservedLayer& layer, const std::vector<std::size_t>& lanes, std::size_t i,
                    std::size_t j) {
   double dot = 0;
   double a = 0;
@@ -180,15 +181,16 @@ struct Clusters {
   bool per_layer = false;
   bool delimiters = true;
 
-  bool EndsAt(ShownLayer& layer, std::uint64_t token) const {
+  bool EndsAt(ObservedLayer& layer, std::uint64_t token) const {
     return delimiters && token < layer.text().size() && layer.text()[token] == TextMark::kDelimiter;
   }
 };
 
 // Chunk numbers by entry of a lane, followed by that of the next token; the first is 0. `ends`:
 // positions where full chunks have ended, old and new.
-std::vector<std::uint64_t> PlainChunks(ShownLayer& layer, std::size_t lane,
-                                       const Clusters& clusters, std::set<std::uint64_t>& ends) {
+std::vector<std::uint64_t> ReferenceChunks(ObservedLayer& layer, std::size_t lane,
+                                           const Clusters& clusters,
+                                           std::set<std::uint64_t>& ends) {
   std::vector<std::uint64_t> chunks;
   std::uint64_t chunk = 0;
   std::uint64_t length = 0;
@@ -200,7 +202,7 @@ std::vector<std::uint64_t> PlainChunks(ShownLayer& layer, std::size_t lane,
       length = 0;
     }
   };
-  for (const ShownLayer::Entry& entry : layer.lanes()[lane]) {
+  for (const ObservedLayer::Entry& entry : layer.lanes()[lane]) {
     go_to(entry.position);
     chunks.push_back(chunk);
     if (++length == clusters.max_chunk) ends.insert(entry.position + 1);
@@ -211,15 +213,15 @@ std::vector<std::uint64_t> PlainChunks(ShownLayer& layer, std::size_t lane,
 }
 
 // By entry, the first entry of its cluster.
-Indices32 PlainSeeds(ShownLayer& layer, std::size_t lane, const Clusters& clusters,
-                     std::set<std::uint64_t>& ends) {
+Indices32 ReferenceSeeds(ObservedLayer& layer, std::size_t lane, const Clusters& clusters,
+                         std::set<std::uint64_t>& ends) {
   const auto& entries = layer.lanes()[lane];
   std::vector<std::size_t> lanes = {lane};
   if (clusters.per_layer) {
     lanes.resize(layer.lanes().size());
     std::iota(lanes.begin(), lanes.end(), std::size_t{0});
   }
-  const std::vector<std::uint64_t> chunks = PlainChunks(layer, lane, clusters, ends);
+  const std::vector<std::uint64_t> chunks = ReferenceChunks(layer, lane, clusters, ends);
   const auto alone = [&](std::size_t i) {
     return clusters.EndsAt(layer, entries[i].position) || i < clusters.sink ||
            i + clusters.recent >= entries.size() ||
@@ -239,9 +241,9 @@ Indices32 PlainSeeds(ShownLayer& layer, std::size_t lane, const Clusters& cluste
   }
   return seeds;
 }
-Indices32 PlainSeeds(ShownLayer& layer, std::size_t lane, const Clusters& clusters) {
+Indices32 ReferenceSeeds(ObservedLayer& layer, std::size_t lane, const Clusters& clusters) {
   std::set<std::uint64_t> ends;
-  return PlainSeeds(layer, lane, clusters, ends);
+  return ReferenceSeeds(layer, lane, clusters, ends);
 }
 
 Indices32 SeedsOf(const LaneDecision& decision, std::size_t entries) {
@@ -260,18 +262,18 @@ Indices32 SeedsOf(const LaneDecision& decision, std::size_t entries) {
 }
 
 // Keys around a few directions, and some delimiters.
-void MakeText(ShownLayer& layer, std::uint64_t tokens, TestRandom& random) {
+void MakeText(ObservedLayer& layer, std::uint64_t tokens, TestRandom& random) {
   const std::uint64_t first = layer.tokens();
   layer.Grow(tokens);
   layer.text().resize(layer.tokens());
   for (std::uint64_t t = first; t < layer.tokens(); ++t) {
     layer.text()[t] = random.OneIn(12) ? TextMark::kDelimiter : TextMark::kInside;
   }
-  std::vector<ShownLayer::Row> topics;
+  std::vector<ObservedLayer::Row> topics;
   for (int i = 0; i < 3; ++i) topics.push_back(layer.RandomRow());
   for (auto& lane : layer.lanes()) {
     for (std::size_t i = lane.size() - tokens; i < lane.size(); ++i) {
-      const ShownLayer::Row& topic = random.Pick(topics);
+      const ObservedLayer::Row& topic = random.Pick(topics);
       for (std::size_t c = 0; c < topic.size(); ++c) {
         lane[i].key[c] =
             kernels::Bf16ToFloat(kernels::FloatToBf16(topic[c] + 0.6f * lane[i].key[c]));
@@ -302,7 +304,7 @@ TEST(DecideSemantic, SemantiCacheIsItsDefinition) {
   TestRandom random;
   int merged = 0;
   for (int round = 0; round < 60; ++round) {
-    ShownLayer layer(RandomForm(random), ExactOperations(), random);
+    ObservedLayer layer(RandomForm(random), ExactOperations(), random);
     MakeText(layer, random.Between(1, 90), random);
     const Clusters clusters = RandomClusters(random);
     SCOPED_TRACE(TextOf(clusters));
@@ -314,7 +316,7 @@ TEST(DecideSemantic, SemantiCacheIsItsDefinition) {
     expected.leave_open = clusters.leave_open || decoded > 0;
     for (std::size_t lane = 0; lane < decision.size(); ++lane) {
       EXPECT_EQ(SeedsOf(decision[lane], layer.lanes()[lane].size()),
-                PlainSeeds(layer, lane, expected));
+                ReferenceSeeds(layer, lane, expected));
       merged += decision[lane].merges() ? 1 : 0;
     }
   }
@@ -326,7 +328,7 @@ TEST(DecideSemantic, SemantiCacheIsItsDefinition) {
 TEST(DecideSemantic, WeightsAddUpToTheTokens) {
   TestRandom random;
   for (int round = 0; round < 20; ++round) {
-    ShownLayer layer(RandomForm(random), ExactOperations(), random);
+    ObservedLayer layer(RandomForm(random), ExactOperations(), random);
     const Clusters clusters = RandomClusters(random);
     SCOPED_TRACE(TextOf(clusters));
     LayerMemory memory;
@@ -338,7 +340,7 @@ TEST(DecideSemantic, WeightsAddUpToTheTokens) {
       const LayerDecision decision = DecisionOf(TextOf(clusters), layer, memory);
       for (std::size_t lane = 0; lane < decision.size(); ++lane) {
         EXPECT_EQ(SeedsOf(decision[lane], before[lane].size()),
-                  PlainSeeds(layer, lane, clusters, ends[lane]));
+                  ReferenceSeeds(layer, lane, clusters, ends[lane]));
       }
       layer.Apply(decision);
       for (const auto& lane : layer.lanes()) {
@@ -352,7 +354,7 @@ TEST(DecideSemantic, WeightsAddUpToTheTokens) {
 
 TEST(DecideSemantic, AtTauOneNothingMerges) {
   TestRandom random;
-  ShownLayer layer({}, ExactOperations(), random);
+  ObservedLayer layer({}, ExactOperations(), random);
   layer.Grow(50);
   for (auto& lane : layer.lanes()) {
     for (auto& entry : lane) entry.key = lane[0].key;
@@ -371,7 +373,7 @@ TEST(DecideSemantic, AtTauOneNothingMerges) {
 // all entries.
 TEST(DecideSemantic, EqualKeysMergeWithoutLoss) {
   TestRandom random;
-  ShownLayer layer({.query_heads = 1, .kv_heads = 1}, ExactOperations(), random);
+  ObservedLayer layer({.query_heads = 1, .kv_heads = 1}, ExactOperations(), random);
   layer.Grow(60);
   auto& lane = layer.lanes()[0];
   for (std::size_t i = 8; i < 60; ++i) lane[i].key = lane[i % 8].key;
@@ -390,7 +392,7 @@ TEST(DecideSemantic, EqualKeysMergeWithoutLoss) {
 TEST(DecideSemantic, ABudgetTakesTheLargestTauThatFits) {
   TestRandom random;
   for (int round = 0; round < 15; ++round) {
-    ShownLayer layer({.query_heads = 2, .kv_heads = 2}, ExactOperations(), random);
+    ObservedLayer layer({.query_heads = 2, .kv_heads = 2}, ExactOperations(), random);
     MakeText(layer, 80, random);
     Clusters clusters = {.sink = 2, .recent = 4, .per_layer = random.OneIn(2)};
     std::vector<std::size_t> totals;
@@ -398,7 +400,7 @@ TEST(DecideSemantic, ABudgetTakesTheLargestTauThatFits) {
       clusters.tau = step / 128.0;
       std::size_t total = 0;
       for (std::size_t lane = 0; lane < 2; ++lane) {
-        const Indices32 seeds = PlainSeeds(layer, lane, clusters);
+        const Indices32 seeds = ReferenceSeeds(layer, lane, clusters);
         total += std::set<std::uint32_t>(seeds.begin(), seeds.end()).size();
       }
       totals.push_back(total);
@@ -429,14 +431,14 @@ TEST(DecideSemantic, ABudgetTakesTheLargestTauThatFits) {
       clusters.tau = step_now / 128.0;
       std::size_t total = 0;
       for (std::size_t lane = 0; lane < 2; ++lane) {
-        const Indices32 seeds = PlainSeeds(layer, lane, clusters);
+        const Indices32 seeds = ReferenceSeeds(layer, lane, clusters);
         total += std::set<std::uint32_t>(seeds.begin(), seeds.end()).size();
       }
       least_decoding = std::min(least_decoding, total);
     }
     std::size_t enough = least_decoding;
     std::set<std::uint64_t> ends;
-    const std::vector<std::uint64_t> chunks = PlainChunks(layer, 0, clusters, ends);
+    const std::vector<std::uint64_t> chunks = ReferenceChunks(layer, 0, clusters, ends);
     for (std::uint64_t t = clusters.sink; t < 80 - clusters.recent; ++t) {
       if (chunks[t] == chunks.back()) enough -= 2;
     }
@@ -462,7 +464,7 @@ TEST(DecideSemantic, QueriesBehindTheLaneDoNotJudge) {
   const Policy policy =
       *ParsePolicy("semantickv:sink=2,recent_ratio=0.05,lambda=0.1,keep_total=0.3");
   for (int round = 0; round < 20; ++round) {
-    ShownLayer layer({}, kernels::OperationsOf(*kernels::Implementations().front()), random);
+    ObservedLayer layer({}, kernels::OperationsOf(*kernels::Implementations().front()), random);
     layer.Grow(kSeen);
     Needs all = NeedsOf(policy);
     all.last_queries = kSeen;

@@ -10,7 +10,8 @@ namespace tessera::policies {
 namespace {
 
 // The attention that a head's newest `window` queries pay to each entry.
-std::vector<double> WindowSums(const ShownLayer& layer, std::uint32_t head, std::uint64_t window) {
+std::vector<double> WindowSums(const ObservedLayer& layer, std::uint32_t head,
+                               std::uint64_t window) {
   const Indices32 all = layer.AllOf(head / layer.group());
   std::vector<double> sums(all.size());
   for (std::uint64_t query = layer.tokens() - window; query < layer.tokens(); ++query) {
@@ -41,7 +42,8 @@ struct Snap {
   bool largest = false;
 };
 
-std::vector<double> PlainSnapScores(const ShownLayer& layer, std::size_t lane, const Snap& snap) {
+std::vector<double> PlainSnapScores(const ObservedLayer& layer, std::size_t lane,
+                                    const Snap& snap) {
   std::vector<double> scores;
   for (std::uint32_t i = 0; i < layer.group(); ++i) {
     std::vector<double> sums =
@@ -56,11 +58,11 @@ std::vector<double> PlainSnapScores(const ShownLayer& layer, std::size_t lane, c
   return scores;
 }
 
-Indices32 PlainSnap(const ShownLayer& layer, std::size_t lane, const Snap& snap,
+Indices32 PlainSnap(const ObservedLayer& layer, std::size_t lane, const Snap& snap,
                     std::uint64_t entries) {
   const std::uint64_t tokens = layer.tokens();
   if (tokens <= snap.window || tokens <= entries) return layer.AllOf(lane);
-  Indices32 kept = PlainTop(PlainSnapScores(layer, lane, snap), entries - snap.window);
+  Indices32 kept = ReferenceTop(PlainSnapScores(layer, lane, snap), entries - snap.window);
   for (std::uint64_t i = tokens - snap.window; i < tokens; ++i) {
     kept.push_back(static_cast<std::uint32_t>(i));
   }
@@ -70,7 +72,7 @@ Indices32 PlainSnap(const ShownLayer& layer, std::size_t lane, const Snap& snap,
 TEST(DecideWindow, SnapKvIsItsDefinition) {
   TestRandom random;
   for (int round = 0; round < 60; ++round) {
-    ShownLayer layer(RandomForm(random), ExactOperations(), random);
+    ObservedLayer layer(RandomForm(random), ExactOperations(), random);
     layer.Grow(random.Between(1, 120));
     if (random.OneIn(3)) layer.Weigh(random);
     const Snap snap = {.window = random.Between(1, 12),
@@ -96,8 +98,8 @@ TEST(DecideWindow, PyramidKvsLayersHaveTheBudgetOnAverage) {
       double total = 0;
       std::size_t before = 1000;
       for (std::uint32_t layer = 0; layer < layers; ++layer) {
-        ShownLayer shown({.query_heads = 1, .kv_heads = 1, .layer = layer, .layers = layers},
-                         ExactOperations(), random);
+        ObservedLayer shown({.query_heads = 1, .kv_heads = 1, .layer = layer, .layers = layers},
+                            ExactOperations(), random);
         shown.Grow(600);
         const std::string text = Concat("pyramidkv:window=4,budget=", budget);
         const std::size_t kept = DecisionOf(text, shown)[0].kept.size();
@@ -114,10 +116,10 @@ TEST(DecideWindow, PyramidKvIsItsRule) {
   TestRandom random;
   int sloped = 0;
   for (int round = 0; round < 60; ++round) {
-    ShownLayerOptions form = RandomForm(random);
+    ObservedLayerOptions form = RandomForm(random);
     form.layers = static_cast<std::uint32_t>(random.Between(1, 6));
     form.layer = static_cast<std::uint32_t>(random.Below(form.layers));
-    ShownLayer layer(form, ExactOperations(), random);
+    ObservedLayer layer(form, ExactOperations(), random);
     layer.Grow(random.Between(20, 150));
     const double n = static_cast<double>(layer.tokens());
     const Snap snap = {.window = random.Between(1, 6)};
@@ -154,7 +156,7 @@ TEST(DecideWindow, PyramidKvIsItsRule) {
 TEST(DecideWindow, PyramidKvRoundsHalvesToEven) {
   TestRandom random;
   for (const auto& [tokens, kept] : {std::pair(50, 12), std::pair(54, 14)}) {  // 12.5, 13.5
-    ShownLayer layer({.layers = 1}, ExactOperations(), random);
+    ObservedLayer layer({.layers = 1}, ExactOperations(), random);
     layer.Grow(static_cast<std::uint64_t>(tokens));
     EXPECT_EQ(DecisionOf("pyramidkv:window=4,budget=0.25", layer)[0].kept.size(),
               static_cast<std::size_t>(kept));
@@ -170,8 +172,8 @@ struct Chunk {
 };
 
 // Scores of a head's entries: mode paper's, or SnapKV's with the window above all.
-std::vector<double> PlainTokenScores(const ShownLayer& layer, std::size_t lane, bool kvpress,
-                                     const Chunk& chunk) {
+std::vector<double> ReferenceTokenScores(const ObservedLayer& layer, std::size_t lane, bool kvpress,
+                                         const Chunk& chunk) {
   if (kvpress) {
     double most = 0;
     for (std::size_t other = 0; other < layer.options().kv_heads; ++other) {
@@ -214,7 +216,7 @@ std::vector<double> PlainChunkScores(const std::vector<double>& scores, const Ch
 Indices32 BestFirst(const std::vector<double>& scores) {
   Indices32 order;
   for (std::size_t count = 1; count <= scores.size(); ++count) {
-    for (const std::uint32_t i : PlainTop(scores, count)) {
+    for (const std::uint32_t i : ReferenceTop(scores, count)) {
       if (std::ranges::count(order, i) == 0) order.push_back(i);
     }
   }
@@ -238,11 +240,11 @@ Indices32 PlainPaper(const std::vector<double>& scores, const Chunk& chunk, std:
   return kept;
 }
 
-std::vector<std::vector<double>> ScoresByLane(const ShownLayer& layer, bool kvpress,
+std::vector<std::vector<double>> ScoresByLane(const ObservedLayer& layer, bool kvpress,
                                               const Chunk& chunk) {
   std::vector<std::vector<double>> scores;
   for (std::size_t lane = 0; lane < layer.options().kv_heads; ++lane) {
-    scores.push_back(PlainTokenScores(layer, lane, kvpress, chunk));
+    scores.push_back(ReferenceTokenScores(layer, lane, kvpress, chunk));
   }
   if (!chunk.per_layer) return scores;
   std::vector<double> sum(scores[0].size());
@@ -255,7 +257,7 @@ std::vector<std::vector<double>> ScoresByLane(const ShownLayer& layer, bool kvpr
 TEST(DecideWindow, ChunkKvIsThePapersAlgorithm) {
   TestRandom random;
   for (int round = 0; round < 60; ++round) {
-    ShownLayer layer(RandomForm(random), ExactOperations(), random);
+    ObservedLayer layer(RandomForm(random), ExactOperations(), random);
     const Chunk chunk = {.size = random.Between(1, 13),
                          .window = random.Between(1, 12),
                          .mean = random.OneIn(3),
@@ -280,7 +282,7 @@ TEST(DecideWindow, ChunkKvIsThePapersAlgorithm) {
 // int(20 * (1 - 0.8)) is 3.
 TEST(DecideWindow, KvpressTruncatesWhatStays) {
   TestRandom random;
-  ShownLayer layer(RandomForm(random), ExactOperations(), random);
+  ObservedLayer layer(RandomForm(random), ExactOperations(), random);
   layer.Grow(100);
   for (const LaneDecision& lane :
        DecisionOf("chunkkv:mode=kvpress,budget=20%,chunk=5,window=5", layer)) {
@@ -291,7 +293,7 @@ TEST(DecideWindow, KvpressTruncatesWhatStays) {
 TEST(DecideWindow, ChunkKvIsKvpresss) {
   TestRandom random;
   for (int round = 0; round < 40; ++round) {
-    ShownLayer layer(RandomForm(random), ExactOperations(), random);
+    ObservedLayer layer(RandomForm(random), ExactOperations(), random);
     Chunk chunk = {.size = random.Between(1, 25),
                    .window = random.Between(1, 12),
                    .mean = true,
@@ -319,7 +321,7 @@ TEST(DecideWindow, ChunkKvIsKvpresss) {
           1,
           static_cast<std::size_t>(static_cast<double>(chunks.size()) * (1 - compression_ratio)));
       Indices32 kept;
-      for (const std::uint32_t c : PlainTop(chunks, count)) {
+      for (const std::uint32_t c : ReferenceTop(chunks, count)) {
         for (std::uint64_t i = c * chunk.size;
              i < std::min<std::uint64_t>(layer.tokens(), (c + 1) * chunk.size); ++i) {
           kept.push_back(static_cast<std::uint32_t>(i));
@@ -334,7 +336,7 @@ TEST(DecideWindow, ChunkKvIsKvpresss) {
 TEST(DecideWindow, ChunksOfOneAreTokens) {
   TestRandom random;
   for (int round = 0; round < 20; ++round) {
-    ShownLayer layer({}, ExactOperations(), random);
+    ObservedLayer layer({}, ExactOperations(), random);
     layer.Grow(60);
     EXPECT_EQ(KeptOf(DecisionOf("chunkkv:chunk=1,window=7,tokens=20,scope=head", layer)),
               KeptOf(DecisionOf("snapkv:kernel=1,window=7,tokens=20", layer)));
@@ -354,7 +356,7 @@ TEST(DecideWindow, LayersThatReuseShareADecision) {
 // A second prompt after a compacted one: chunks are cells of the same grid.
 TEST(DecideWindow, ChunksGoByPositionNotByIndex) {
   TestRandom random;
-  ShownLayer layer({}, ExactOperations(), random);
+  ObservedLayer layer({}, ExactOperations(), random);
   layer.Grow(80);
   layer.Apply(DecisionOf("chunkkv:tokens=30,window=5,chunk=7", layer));
   layer.Grow(40);
@@ -377,7 +379,7 @@ TEST(DecideWindow, ChunksGoByPositionNotByIndex) {
 // Earlier tokens are not visible, but the cells are those of the whole sequence.
 TEST(DecideWindow, TheGridOfChunksBeginsWithTheSequence) {
   TestRandom random;
-  ShownLayer layer({}, ExactOperations(), random);
+  ObservedLayer layer({}, ExactOperations(), random);
   layer.Grow(70);
   const Policy policy = Parsed("chunkkv:tokens=30,window=5,chunk=7");
   for (std::uint64_t first = 0; first < 20; ++first) {

@@ -58,10 +58,10 @@ TEST(Plan, SummaryShape) {
   expected.summary = Summary::kMinMax;
   expected.block = 8;
   EXPECT_EQ(shape, expected);
-  EXPECT_EQ(kernels::WhyNotServed(shape), nullptr);
+  EXPECT_EQ(kernels::UnsupportedReason(shape), nullptr);
   // Quest's metadata in a bf16 layer: 2 rows of keys per 16 tokens.
   const auto bytes = [](const char* policy) {
-    return kernels::WholeBytes(
+    return kernels::TileAndSummaryBytes(
         kernels::LayoutOf(SummaryShape(*ParsePolicy(policy), Geometry(128))));
   };
   EXPECT_EQ(bytes("quest"), 32u * 544);
@@ -122,8 +122,8 @@ TEST(Plan, WhatFitsIsServed) {
                                       .key = row,
                                       .value = row,
                                       .group = static_cast<std::uint8_t>(group)};
-    ASSERT_EQ(kernels::WhyNotServed(shape), nullptr)
-        << kernels::WhyNotServed(shape) << ": keep " << strategy.kept[0] << ", group " << group
+    ASSERT_EQ(kernels::UnsupportedReason(shape), nullptr)
+        << kernels::UnsupportedReason(shape) << ": keep " << strategy.kept[0] << ", group " << group
         << ", truncate " << strategy.truncated << ", head_dim " << head_dim;
   }
   EXPECT_GT(fitting, 2000);  // makes sure that enough are accepted

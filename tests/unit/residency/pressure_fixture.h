@@ -115,7 +115,7 @@ class PressureTest : public testing::Test {
     return sequences;
   }
   absl::Status AddWithRelief(std::size_t i, std::shared_ptr<cache::Sequence>* out = nullptr) {
-    return pressure_->WithRelief(
+    return pressure_->RetryWhenPoolFull(
         tenant(i), [&] { return Add(i, out); }, [this] { return gone_; });
   }
   static std::string Gone(const std::vector<std::shared_ptr<cache::Sequence>>& sequences) {

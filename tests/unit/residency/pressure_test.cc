@@ -171,7 +171,7 @@ class Cheap final : public Measure {
   std::vector<std::string>* const asked_;
 };
 
-TEST_F(PressureTest, NobodyPaysDearlyWhileAnotherCouldCheaply) {
+TEST_F(PressureTest, CheapMeasuresOfOthersComeFirst) {
   std::vector<std::string> asked;
   std::vector<std::unique_ptr<Measure>> rungs;
   rungs.push_back(std::make_unique<Cheap>("first", 0, &asked));
@@ -218,7 +218,7 @@ TEST_F(PressureTest, StepsOfTwoReasonsAreSaidApart) {
   }
   clock_.Advance(2 * kIdle);
   const auto little = [&] { return Add(0, nullptr, 150); };
-  ASSERT_TRUE(pressure_->WithRelief(tenant(0), little, [] { return false; }).ok());
+  ASSERT_TRUE(pressure_->RetryWhenPoolFull(tenant(0), little, [] { return false; }).ok());
   EXPECT_EQ(scheduler_.RunAll("relieve"), 1) << "in the same second";
   pressure_.reset();  // logs the rest
   std::map<std::string, std::uint64_t> steps;
@@ -315,7 +315,7 @@ TEST_F(PressureTest, ARungThatGivesEnoughIsTheLast) {
   const auto sequences = Fill(0, 3);
   clock_.Advance(10 * kIdle);
   int attempts = 0;
-  const absl::Status status = pressure_->WithRelief(
+  const absl::Status status = pressure_->RetryWhenPoolFull(
       tenant(0),
       [&] {
         // On the second attempt other memory has become free.
@@ -339,7 +339,7 @@ TEST_F(PressureTest, MemoryThatTheLadderDoesNotKnowIsNotItsAffair) {
   for (const absl::Status& status :
        {raw.Reserve(pool::MemoryTag::kRawCopies, 101).status(),
         absl::ResourceExhaustedError("64 sessions are attached"), absl::AbortedError("again")}) {
-    EXPECT_EQ(pressure_->WithRelief(
+    EXPECT_EQ(pressure_->RetryWhenPoolFull(
                   tenant(0), [&] { return status; }, [] { return false; }),
               status);
   }

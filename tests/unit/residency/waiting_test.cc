@@ -26,7 +26,7 @@ TEST_F(PressureTest, ACallWaitsForASequenceToBecomeIdle) {
 }
 
 // No sequence is ever idle, yet every call proceeds.
-TEST_F(PressureTest, ACallNeedsNobodyToBeIdleOnlyNotAtWork) {
+TEST_F(PressureTest, ACallNeedsOnlySequencesThatAreNotInUse) {
   at_work_ = milliseconds(20);
   Build({{.hard = 4 * kMiB}});
   std::vector<std::shared_ptr<Sequence>> sequences(9);
@@ -36,7 +36,7 @@ TEST_F(PressureTest, ACallNeedsNobodyToBeIdleOnlyNotAtWork) {
   }
   const Clock::TimePoint begun = clock_.Now();
   for (int turn = 0; turn < 100; ++turn) {
-    const absl::Status status = pressure_->WithRelief(
+    const absl::Status status = pressure_->RetryWhenPoolFull(
         tenant(0), [&] { return sequences[turn % 9]->Restore().status(); }, [] { return false; });
     ASSERT_TRUE(status.ok()) << status;
     clock_.Advance(milliseconds(1));
@@ -59,7 +59,7 @@ TEST_F(PressureTest, TwoBatchesThatFitOneAtATimeTakeTurns) {
   on_pause_ = [] { std::this_thread::yield(); };
   const auto decode = [&](std::size_t first) {
     for (int round = 0; round < 3000; ++round) {
-      const absl::Status status = pressure_->WithRelief(
+      const absl::Status status = pressure_->RetryWhenPoolFull(
           tenant(0),
           [&] {
             std::vector<cache::Residence> batch;

@@ -38,7 +38,7 @@ TEST(Packing, WhatIsLeftOutHasItsDefault) {
   packing.set_summary(v1::BLOCK_SUMMARY_MEAN);
   const TileShape summed = *ToTileShape(packing, Geometry(128), false);
   EXPECT_EQ(summed.block, 8);
-  EXPECT_EQ(kernels::WholeBytes(kernels::LayoutOf(summed)), 32u * 170);
+  EXPECT_EQ(kernels::TileAndSummaryBytes(kernels::LayoutOf(summed)), 32u * 170);
   v1::Packing quest;
   quest.set_dense(true);
   quest.set_summary(v1::BLOCK_SUMMARY_MIN_MAX);
@@ -86,7 +86,7 @@ TEST(Packing, ExactlyTheFormsThatAreServedAreAccepted) {
       continue;
     }
     ++accepted;
-    ASSERT_EQ(kernels::WhyNotServed(*shape), nullptr);
+    ASSERT_EQ(kernels::UnsupportedReason(*shape), nullptr);
     ASSERT_EQ(shape->key.kept, packing.kept_channels());
     ASSERT_EQ(shape->key.channels, channels);
     ASSERT_EQ(shape->group, group);

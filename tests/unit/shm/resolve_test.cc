@@ -257,8 +257,8 @@ SegmentRef HostileRef(TestRandom& random, std::uint64_t pool_bytes) {
   SegmentRef ref = GoodRef();
   SetShape(RandomShape(random, 64), ref);
   if (ref.key_channels != 64 || ref.value_channels != 64 || random.OneIn(2)) {
-    if (ref.key_channels != 64 || random.OneIn(2)) ref.flags |= kSegmentTurnsKeys;
-    if (ref.value_channels != 64 || random.OneIn(2)) ref.flags |= kSegmentTurnsValues;
+    if (ref.key_channels != 64 || random.OneIn(2)) ref.flags |= kSegmentRotatesKeys;
+    if (ref.value_channels != 64 || random.OneIn(2)) ref.flags |= kSegmentRotatesValues;
     ref.rotations = random.Below(pool_bytes / 64) * 64;
     ref.rotation_type = static_cast<std::uint8_t>(random.Between(1, 3));
   }

@@ -48,7 +48,7 @@ absl::StatusOr<std::span<const double>> KeyCosines::Row(std::uint64_t i, std::ui
 }
 
 absl::Status KeyCosines::Compute(std::uint64_t i, std::uint64_t end) {
-  const std::uint64_t count = std::min<std::uint64_t>(scorer_->looks_at_once(), end - i);
+  const std::uint64_t count = std::min<std::uint64_t>(scorer_->observations_per_call(), end - i);
   first_ = i;
   end_ = end;
   rows_.resize(count);

@@ -37,7 +37,7 @@ class KeyCosines {
   std::vector<double> lengths_;
   // Rows of the entries from first_ on, each with the entries up to end_, and their looks.
   std::vector<std::vector<double>> rows_;
-  std::vector<kernels::KeyLook> looks_;
+  std::vector<kernels::KeyObservation> looks_;
   std::uint64_t first_ = 0;
   std::uint64_t end_ = 0;
 };

@@ -14,7 +14,7 @@ std::vector<std::uint32_t> Indices(std::uint64_t begin, std::uint64_t end) {
   return indices;
 }
 
-bool NothingGoes(const LayerView& view, std::uint64_t entries) {
+bool KeepsEverything(const LayerView& view, std::uint64_t entries) {
   return std::ranges::all_of(view.lanes,
                              [entries](const LaneEntries& lane) { return lane.count <= entries; });
 }

@@ -13,7 +13,7 @@ namespace tessera::policies {
 std::vector<std::uint32_t> Indices(std::uint64_t begin, std::uint64_t end);
 
 // Whether no lane has more than `entries`.
-bool NothingGoes(const LayerView& view, std::uint64_t entries);
+bool KeepsEverything(const LayerView& view, std::uint64_t entries);
 
 LaneDecision KeepAll(const LaneEntries& lane);
 LayerDecision KeepAll(const LayerView& view);

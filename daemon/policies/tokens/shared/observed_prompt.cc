@@ -9,22 +9,22 @@ namespace tessera::policies {
 
 absl::Status Missing(std::string_view system, std::string_view what) {
   return absl::FailedPreconditionError(Concat(
-      system, ": ", what, " not been observed; the worker must call ", kShowingCall, " first"));
+      system, ": ", what, " not been observed; the worker must call ", kObserveCall, " first"));
 }
 
-absl::StatusOr<ShownQueries> QueriesOf(std::string_view system, const LayerView& view,
-                                       std::uint32_t head) {
+absl::StatusOr<ObservedQueries> QueriesOf(std::string_view system, const LayerView& view,
+                                          std::uint32_t head) {
   if (head >= view.queries.size() || view.queries[head].positions.empty()) {
     return Missing(system, Concat("queries of head ", head, " have"));
   }
   const HeadQueries& shown = view.queries[head];
-  return ShownQueries{.positions = shown.positions,
-                      .rows = {.rows = shown.rows, .count = shown.positions.size()}};
+  return ObservedQueries{.positions = shown.positions,
+                         .rows = {.rows = shown.rows, .count = shown.positions.size()}};
 }
 
-absl::StatusOr<ShownQueries> NewestQueries(std::string_view system, const LayerView& view,
-                                           std::uint32_t head, std::uint64_t count) {
-  absl::StatusOr<ShownQueries> all = QueriesOf(system, view, head);
+absl::StatusOr<ObservedQueries> NewestQueries(std::string_view system, const LayerView& view,
+                                              std::uint32_t head, std::uint64_t count) {
+  absl::StatusOr<ObservedQueries> all = QueriesOf(system, view, head);
   if (!all.ok()) return all;
   const std::uint64_t first = view.tokens - count;
   const auto index_of = [&](std::uint64_t position) {
@@ -41,9 +41,9 @@ absl::StatusOr<ShownQueries> NewestQueries(std::string_view system, const LayerV
   return all->Part(begin, count, RowBytes(view));
 }
 
-absl::StatusOr<ShownQueries> QueryAt(std::string_view system, const LayerView& view,
-                                     std::uint32_t head, std::uint64_t position) {
-  absl::StatusOr<ShownQueries> all = QueriesOf(system, view, head);
+absl::StatusOr<ObservedQueries> QueryAt(std::string_view system, const LayerView& view,
+                                        std::uint32_t head, std::uint64_t position) {
+  absl::StatusOr<ObservedQueries> all = QueriesOf(system, view, head);
   if (!all.ok()) return all;
   const auto found = std::ranges::lower_bound(all->positions, position);
   if (found == all->positions.end() || *found != position) {
@@ -56,9 +56,9 @@ std::size_t RowBytes(const LayerView& view) {
   return view.geometry.head_dim * kernels::ElementBytes(view.geometry.type);
 }
 
-absl::Status AddShares(const LayerView& view, std::uint32_t kv_head, const ShownQueries& queries,
+absl::Status AddShares(const LayerView& view, std::uint32_t kv_head, const ObservedQueries& queries,
                        std::span<double> sums) {
-  const kernels::KeyLook look = {
+  const kernels::KeyObservation look = {
       .queries = queries.rows,
       .visible = kernels::CausalRanges(queries.positions, view.lanes[kv_head].positions,
                                        view.geometry.sliding_window),
@@ -73,7 +73,7 @@ absl::Status AddSharesAt(std::string_view system, const LayerView& view, std::ui
   const std::uint64_t count = std::uint64_t{newest} + 1;
   const std::uint32_t group = view.geometry.group();
   std::vector<std::vector<double>> products(group, std::vector<double>(count));
-  std::vector<kernels::KeyLook> looks(group);
+  std::vector<kernels::KeyObservation> looks(group);
   for (std::uint32_t i = 0; i < group; ++i) {
     const auto query = QueryAt(system, view, kv_head * group + i, position);
     if (!query.ok()) return query.status();
@@ -89,8 +89,8 @@ absl::Status AddSharesAt(std::string_view system, const LayerView& view, std::ui
       std::ranges::lower_bound(seen, visible.begin.front()) - seen.begin());
   const std::vector<float> weights = kernels::Log2Weights(view.lanes[kv_head].weights);
   for (const std::vector<double>& of_head : products) {
-    kernels::AddSharesAmong({.products = of_head, .log2_weights = weights}, seen.subspan(first),
-                            view.geometry, part, paid.subspan(first));
+    kernels::AddSharesOfVisible({.products = of_head, .log2_weights = weights}, seen.subspan(first),
+                                view.geometry, part, paid.subspan(first));
   }
   return absl::OkStatus();
 }
@@ -101,14 +101,14 @@ absl::Status AddSharesOfStep(std::string_view system, const LayerView& view, std
                              std::span<double> paid) {
   const LaneEntries& lane = view.lanes[kv_head];
   const std::span<const std::uint64_t> own = lane.positions.subspan(first, end - first);
-  kernels::KeyLook look = {.visible = kernels::CausalRanges(own, lane.positions.first(end),
-                                                            view.geometry.sliding_window),
-                           .log2_weights = kernels::Log2Weights(lane.weights)};
+  kernels::KeyObservation look = {.visible = kernels::CausalRanges(own, lane.positions.first(end),
+                                                                   view.geometry.sliding_window),
+                                  .log2_weights = kernels::Log2Weights(lane.weights)};
   look.log2_weights.resize(end);
   std::vector<bool> there(first);
   for (const std::uint32_t i : seen) there[i] = true;
   for (std::uint64_t i = 0; i < first; ++i) {
-    if (!there[i]) look.log2_weights[i] = kernels::kLog2Nothing;
+    if (!there[i]) look.log2_weights[i] = kernels::kLog2ZeroWeight;
   }
   std::vector<double> sums(end);
   look.sums = sums;

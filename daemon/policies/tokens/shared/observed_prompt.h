@@ -15,34 +15,34 @@
 namespace tessera::policies {
 
 // The RPC that sends observations, for error messages.
-inline constexpr std::string_view kShowingCall = "Observe";
+inline constexpr std::string_view kObserveCall = "Observe";
 
 absl::Status Missing(std::string_view system, std::string_view what);
 
-struct ShownQueries {
+struct ObservedQueries {
   std::span<const std::uint64_t> positions;
   kernels::RowRange rows;
 
-  ShownQueries Part(std::uint64_t begin, std::uint64_t count, std::size_t row_bytes) const {
+  ObservedQueries Part(std::uint64_t begin, std::uint64_t count, std::size_t row_bytes) const {
     return {.positions = positions.subspan(begin, count),
             .rows = {.rows = rows.rows + begin * row_bytes, .count = count}};
   }
 };
 
 // All observed queries of a query head.
-absl::StatusOr<ShownQueries> QueriesOf(std::string_view system, const LayerView& view,
-                                       std::uint32_t head);
+absl::StatusOr<ObservedQueries> QueriesOf(std::string_view system, const LayerView& view,
+                                          std::uint32_t head);
 // The queries of the newest `count` tokens. The view must have that many.
-absl::StatusOr<ShownQueries> NewestQueries(std::string_view system, const LayerView& view,
-                                           std::uint32_t head, std::uint64_t count);
-absl::StatusOr<ShownQueries> QueryAt(std::string_view system, const LayerView& view,
-                                     std::uint32_t head, std::uint64_t position);
+absl::StatusOr<ObservedQueries> NewestQueries(std::string_view system, const LayerView& view,
+                                              std::uint32_t head, std::uint64_t count);
+absl::StatusOr<ObservedQueries> QueryAt(std::string_view system, const LayerView& view,
+                                        std::uint32_t head, std::uint64_t position);
 
 std::size_t RowBytes(const LayerView& view);
 
 // Adds the attention that these queries pay to the entries of a lane. Attention is causal. `sums`
 // has one value per entry.
-absl::Status AddShares(const LayerView& view, std::uint32_t kv_head, const ShownQueries& queries,
+absl::Status AddShares(const LayerView& view, std::uint32_t kv_head, const ObservedQueries& queries,
                        std::span<double> sums);
 
 // Adds, times `weight`, the attention that the queries at `position` pay to the entries `seen`,

@@ -4,7 +4,7 @@
 
 namespace tessera::policies {
 
-std::string WhyNotBySlot(const Values& values, std::span<const Term> all) {
+std::string SlotPositionConflict(const Values& values, std::span<const Term> all) {
   if (!BySlot(values)) return "";
   for (const Term& other : all) {
     if (other.kind->decides != Decides::kPacking) continue;

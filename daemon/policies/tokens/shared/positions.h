@@ -28,6 +28,6 @@ inline void GivePositions(bool slot, Values& values) {
 }
 
 // The conflict with the policy's other terms; empty if there is none.
-std::string WhyNotBySlot(const Values& values, std::span<const Term> all);
+std::string SlotPositionConflict(const Values& values, std::span<const Term> all);
 
 }  // namespace tessera::policies

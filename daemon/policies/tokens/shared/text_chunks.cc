@@ -57,7 +57,7 @@ TextChunks ChunksOf(const LaneEntries& lane, const ChunkRules& rules,
   return chunks;
 }
 
-ChunkEnds EnoughFor(std::span<const std::uint64_t> positions, const ChunkEnds& boundaries) {
+ChunkEnds PruneBoundaries(std::span<const std::uint64_t> positions, const ChunkEnds& boundaries) {
   std::vector<std::uint64_t> enough;
   auto next = positions.begin();
   for (const std::uint64_t boundary : boundaries) {

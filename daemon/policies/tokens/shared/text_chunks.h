@@ -41,6 +41,6 @@ struct ChunkRules {
 TextChunks ChunksOf(const LaneEntries& lane, const ChunkRules& rules,
                     std::span<const std::uint64_t> boundaries);
 // Drops boundaries until there is at most one between neighboring entries, and at both ends.
-ChunkEnds EnoughFor(std::span<const std::uint64_t> positions, const ChunkEnds& boundaries);
+ChunkEnds PruneBoundaries(std::span<const std::uint64_t> positions, const ChunkEnds& boundaries);
 
 }  // namespace tessera::policies

@@ -40,7 +40,7 @@ double LeastShare(std::uint64_t tokens, std::uint64_t window, Rounding rounded) 
 
 }  // namespace
 
-std::string WhyNoBudget(const Values& values, std::uint64_t window) {
+std::string BudgetConflict(const Values& values, std::uint64_t window) {
   if (!values.given(kTokens)) return "";
   if (values.given(kBudget))
     return "budget and tokens are both given; each is the budget by itself";

@@ -38,7 +38,7 @@ inline constexpr Option kTokensOption = {
     .help = "Of the tokens since the last compression so many stay; instead of budget"};
 
 // What is wrong with them beside each other and a window that counts in the budget; empty: nothing.
-std::string WhyNoBudget(const Values& values, std::uint64_t window);
+std::string BudgetConflict(const Values& values, std::uint64_t window);
 EntryBudget BudgetOf(const Values& values);
 void GiveBudget(const EntryBudget& budget, Values& values);
 

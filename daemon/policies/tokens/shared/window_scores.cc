@@ -12,7 +12,7 @@ absl::StatusOr<std::vector<double>> HeadScores(std::string_view system, const La
                                                const WindowScoring& scoring, std::uint32_t head) {
   const std::uint32_t kv_head = head / view.geometry.group();
   const LaneEntries& lane = view.lanes[kv_head];
-  const absl::StatusOr<ShownQueries> queries = NewestQueries(system, view, head, scoring.window);
+  const absl::StatusOr<ObservedQueries> queries = NewestQueries(system, view, head, scoring.window);
   if (!queries.ok()) return queries.status();
   std::vector<double> sums(lane.count);
   if (absl::Status status = AddShares(view, kv_head, *queries, sums); !status.ok()) return status;

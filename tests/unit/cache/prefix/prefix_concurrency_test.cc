@@ -40,7 +40,7 @@ class PrefixesAtOnce : public PrefixFixture {
                                          {.life = {.ttl = std::chrono::seconds(random.Below(3))}});
           // All twelve may be in use.
           if (published.ok()) {
-            ASSERT_TRUE(sequence->TakeHeadOf(published->prefix->sequence()).ok());
+            ASSERT_TRUE(sequence->AdoptPrefix(published->prefix->sequence()).ok());
             ASSERT_EQ(Differs(*sequence, all), "");
           } else {
             ASSERT_TRUE(absl::IsResourceExhausted(published.status())) << published.status();
@@ -121,7 +121,7 @@ TEST_F(PrefixesAtOnce, EveryForkIsWhatItSays) {
 }
 
 // Another call may append to a sequence at any moment of its publication.
-TEST_F(PrefixesAtOnce, WhoTakesAHeadOverIsAppendedToMeanwhile) {
+TEST_F(PrefixesAtOnce, AdoptingAPrefixDuringAnAppend) {
   {
     TestRandom random;
     const std::shared_ptr<SessionState> session = world_.OpenSession();
@@ -138,9 +138,9 @@ TEST_F(PrefixesAtOnce, WhoTakesAHeadOverIsAppendedToMeanwhile) {
           ASSERT_TRUE(AppendAll(*sequence, at, StampsOf(Count(5, at))).ok());
         }
       });
-      const absl::StatusOr<Sequence::HeadTaken> taken =
-          sequence->TakeHeadOf(from->prefix->sequence());
-      EXPECT_TRUE(taken.ok() && *taken != Sequence::HeadTaken::kHadIt) << taken.status();
+      const absl::StatusOr<Sequence::PrefixAdoption> taken =
+          sequence->AdoptPrefix(from->prefix->sequence());
+      EXPECT_TRUE(taken.ok() && *taken != Sequence::PrefixAdoption::kAlreadyHeld) << taken.status();
       appender.join();
       EXPECT_EQ(Differs(*sequence, Count(tokens + 40)), "");
       ASSERT_TRUE(tenant().FreeSequence(sequence->id()).ok());

@@ -184,10 +184,10 @@ TEST_F(Matches, OneSessionsComputationsAreCounted) {
   Match(*first, Count(64), {.will_compute = true});
   EXPECT_EQ(store().figures().computations, 1u);
   const Asked waits = Match(*second, Count(64), {.wait = seconds(50)});
-  for (std::uint32_t i = 1; i <= Computations::kMostOfASession; ++i) {
+  for (std::uint32_t i = 1; i <= Computations::kMaxPerSession; ++i) {
     Match(*first, Count(64, 1000 * i), {.will_compute = true});
   }
-  EXPECT_EQ(store().figures().computations, Computations::kMostOfASession);
+  EXPECT_EQ(store().figures().computations, Computations::kMaxPerSession);
   (void)store().Sweep();
   EXPECT_FALSE(waits.waits()) << "the oldest has made room, and its waiter is told";
 }

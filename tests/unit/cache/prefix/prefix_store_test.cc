@@ -96,7 +96,7 @@ TEST_F(Prefixes, TwoThatPublishTheSameEndWithOneCopy) {
     ASSERT_TRUE(again.ok());
     EXPECT_TRUE(again->existed);
     EXPECT_EQ(again->prefix, published->prefix);
-    ASSERT_TRUE(two->TakeHeadOf(again->prefix->sequence()).ok());
+    ASSERT_TRUE(two->AdoptPrefix(again->prefix->sequence()).ok());
     EXPECT_EQ(TileBytes(), tiles);
     EXPECT_EQ(Differs(*two, ids), "");
     EXPECT_EQ(store().figures().prefixes, 1u);
@@ -108,7 +108,7 @@ TEST_F(Prefixes, TwoThatPublishTheSameEndWithOneCopy) {
     }
     // A sequence with fewer tokens adopts nothing.
     const auto fewer = Compute(*first, Count(199));
-    EXPECT_TRUE(absl::IsFailedPrecondition(fewer->TakeHeadOf(again->prefix->sequence()).status()));
+    EXPECT_TRUE(absl::IsFailedPrecondition(fewer->AdoptPrefix(again->prefix->sequence()).status()));
     ASSERT_TRUE(store().Free(again->prefix->id()));
     EXPECT_EQ(Differs(*two, Count(250)), "");
   }
@@ -128,7 +128,7 @@ TEST_F(Prefixes, WhatComesBehindAHeadStaysWithItsSequence) {
       const auto fork = tenant().Fork(*session, sequence->id());
       ASSERT_TRUE(fork.ok()) << fork.status();
       ASSERT_TRUE(AppendAll(*sequence, 200, StampsOf(Count(10, 200))).ok());
-      ASSERT_TRUE(sequence->TakeHeadOf(published).ok());
+      ASSERT_TRUE(sequence->AdoptPrefix(published).ok());
       EXPECT_EQ(Differs(*sequence, Count(210)), "") << head;
       EXPECT_EQ(Differs(**fork, Count(200)), "") << head;
       ASSERT_TRUE(tenant().FreeSequence((*fork)->id()).ok());
@@ -139,7 +139,7 @@ TEST_F(Prefixes, WhatComesBehindAHeadStaysWithItsSequence) {
       EXPECT_LE(TileBytes(), shared + rest * tile) << head;
       // A repetition has nothing to do and copies nothing.
       const std::uint64_t tiles = TileBytes();
-      ASSERT_TRUE(sequence->TakeHeadOf(published).ok());
+      ASSERT_TRUE(sequence->AdoptPrefix(published).ok());
       EXPECT_EQ(TileBytes(), tiles) << head;
       // It can continue, and be cut on both sides of the prefix's end.
       ASSERT_TRUE(AppendAll(*sequence, 210, StampsOf(Count(50, 210))).ok());
@@ -168,7 +168,7 @@ TEST_F(Prefixes, ADecodingSequenceTakesOverWhatIsBeforeItsTail) {
     for (std::uint64_t i = 0; i < 3; ++i) worker.Write(*sequence, *tail, 64 + i, next[i]);
     worker.Commit(*tail, 67);
     const auto from = store().TakeForFork(id, session->id());
-    ASSERT_TRUE(sequence->TakeHeadOf(from->prefix->sequence()).ok());
+    ASSERT_TRUE(sequence->AdoptPrefix(from->prefix->sequence()).ok());
     EXPECT_EQ(TileBytes(), tiles);
     EXPECT_EQ(Differs(*sequence, Count(67)), "");
     ASSERT_TRUE(sequence->CloseTail().ok());
@@ -362,7 +362,7 @@ TEST_F(Prefixes, AForkThatIsRefusedHasNotTakenWhatWasFound) {
 
 TEST_F(Prefixes, NoSessionFindsSoMuchThatNothingMayGo) {
   const auto session = world_.OpenSession();
-  for (std::uint32_t i = 0; i < PrefixStore::kMostKept + 10; ++i) {
+  for (std::uint32_t i = 0; i < PrefixStore::kMaxKeptPerSession + 10; ++i) {
     PublishNew(*session, Count(32, 1000 * i));
     Match(*session, Count(32, 1000 * i));
   }

@@ -175,7 +175,7 @@ TEST_F(Offload, AStepKeepsItsSequenceWhileItIsPinned) {
   page.commits[tail->place.tail.commit_slot].store(word | shm::CommitWord::kInStep);
   const std::uint64_t pin = shm::Pin(page.readers[3].word, world_.tenant().epochs().epoch());
   EXPECT_TRUE(absl::IsAborted(sequence->Offload({}).status()));
-  EXPECT_FALSE(sequence->LookForRest().may_go);
+  EXPECT_FALSE(sequence->GetIdleState().may_go);
   EXPECT_EQ(worker_->Block(*sequence).tail_generation.load(), tail->place.tail.generation);
   EXPECT_TRUE(sequence->decoding());
   EXPECT_EQ(sequence->Describe(false).tokens, stamps.size());  // the flag is not counted as a token
@@ -241,9 +241,9 @@ TEST_F(Offload, NobodyTakesWhatAnotherCallUses) {
   auto used = sequence->Restore();
   ASSERT_TRUE(used.ok());
   EXPECT_TRUE(absl::IsAborted(sequence->Offload({}).status()));
-  EXPECT_FALSE(sequence->LookForRest().may_go);
+  EXPECT_FALSE(sequence->GetIdleState().may_go);
   used->Reset();
-  EXPECT_TRUE(sequence->LookForRest().may_go);
+  EXPECT_TRUE(sequence->GetIdleState().may_go);
   // Nor while it is being packed.
   bool asked = false;
   const auto go_on = [&] {
@@ -257,14 +257,14 @@ TEST_F(Offload, NobodyTakesWhatAnotherCallUses) {
 }
 
 // Rows of an append, during which another thread uses the same sequence.
-class LookingRows final : public RowSource {
+class ReadingRows final : public RowSource {
  public:
-  LookingRows(Sequence& sequence, std::vector<std::uint64_t> stamps)
+  ReadingRows(Sequence& sequence, std::vector<std::uint64_t> stamps)
       : sequence_(sequence), rows_(sequence.model().layout(), std::move(stamps)) {}
   device::Place place() const override { return rows_.place(); }
   RowSpan At(std::uint32_t layer, std::uint32_t kv_head, std::uint64_t first,
              std::uint32_t count) const override {
-    std::thread([this] { looked_ += !sequence_.LookForRest().may_go; }).join();
+    std::thread([this] { looked_ += !sequence_.GetIdleState().may_go; }).join();
     return rows_.At(layer, kv_head, first, count);
   }
   int looked() const { return looked_; }
@@ -279,33 +279,33 @@ class LookingRows final : public RowSource {
 TEST_F(Offload, WhoLooksForRestWaitsForNobody) {
   const auto sequence = New();
   const Stamps stamps = Fill(*sequence, 64);
-  ASSERT_TRUE(sequence->LookForRest().may_go);
-  const LookingRows rows(*sequence, std::vector<std::uint64_t>(32, 7));
+  ASSERT_TRUE(sequence->GetIdleState().may_go);
+  const ReadingRows rows(*sequence, std::vector<std::uint64_t>(32, 7));
   const std::uint32_t layers = sequence->model().layers();
   ASSERT_TRUE(
       sequence->Append({.first_layer = 0, .layers = layers, .first_token = 64, .tokens = 32}, rows)
           .ok());
   EXPECT_GT(rows.looked(), 0);
-  EXPECT_TRUE(sequence->LookForRest().may_go);
+  EXPECT_TRUE(sequence->GetIdleState().may_go);
 }
 
 TEST_F(Offload, UseIsWhatCountsNotAge) {
   const auto sequence = New();
   Stamps stamps = Fill(*sequence, 10);
-  const Clock::TimePoint born = sequence->LookForRest().last_use;
+  const Clock::TimePoint born = sequence->GetIdleState().last_use;
   world_.clock().Advance(std::chrono::seconds(9));
-  EXPECT_EQ(sequence->LookForRest().last_use, born);
+  EXPECT_EQ(sequence->GetIdleState().last_use, born);
   sequence->Restore()->Reset();
-  EXPECT_EQ(sequence->LookForRest().last_use, world_.clock().Now());
+  EXPECT_EQ(sequence->GetIdleState().last_use, world_.clock().Now());
   const auto tail = worker_->Open(*sequence);
   ASSERT_TRUE(tail.ok());
   world_.clock().Advance(std::chrono::seconds(1));
   worker_->Write(*sequence, *tail, 10, stamps[0]);
   worker_->Commit(*tail, 11);
   const Clock::TimePoint seen = world_.clock().Now();
-  EXPECT_EQ(sequence->LookForRest().last_use, seen);
+  EXPECT_EQ(sequence->GetIdleState().last_use, seen);
   world_.clock().Advance(std::chrono::seconds(1));
-  EXPECT_EQ(sequence->LookForRest().last_use, seen);
+  EXPECT_EQ(sequence->GetIdleState().last_use, seen);
   // Used since it was chosen, so it is kept.
   EXPECT_TRUE(absl::IsAborted(
       sequence->Offload({.unused_since = seen - std::chrono::seconds(1)}).status()));

@@ -36,7 +36,7 @@ class RecodeFixture : public PackFixture {
     rows.values.resize(rows.keys.size());
     for (const HeldSegment& held : run.plain) {
       const std::size_t at = rows.count * rows.tile.row_bytes();
-      EXPECT_TRUE(ReadPlain(sequence.memory(), held, rows.tile, rows.keys.data() + at,
+      EXPECT_TRUE(ReadDense(sequence.memory(), held, rows.tile, rows.keys.data() + at,
                             rows.values.data() + at)
                       .ok());
       rows.count += held.entries;

@@ -99,7 +99,7 @@ TEST_F(Recode, NothingComesOfItWhereNothingIsReturned) {
     return std::nullopt;
   };
   EXPECT_TRUE(sequence->Recode({.lane = 0}, nothing).ok());
-  EXPECT_TRUE(sequence->Recode({.lane = 0, .least_plain = 51}, nothing).ok());
+  EXPECT_TRUE(sequence->Recode({.lane = 0, .min_dense_entries = 51}, nothing).ok());
   EXPECT_EQ(asked, 1);
   EXPECT_EQ(world_.tenant().account().used_bytes(), used);
   AppendMore(*sequence, stamps, 3);
@@ -210,11 +210,11 @@ TEST_F(Recode, OnlyWhatIsSwappedInIsMadeByHand) {
     });
   };
   EXPECT_TRUE(absl::IsAborted(swap([&] { ASSERT_TRUE(sequence->Truncate(70).ok()); })));
-  EXPECT_FALSE(sequence->made_by_hand());
+  EXPECT_FALSE(sequence->has_manual_changes());
   EXPECT_TRUE(
       swap([&] { child = *world_.tenant().Fork(worker_->session(), sequence->id()); }).ok());
-  EXPECT_TRUE(sequence->made_by_hand());
-  EXPECT_FALSE(child->made_by_hand());
+  EXPECT_TRUE(sequence->has_manual_changes());
+  EXPECT_FALSE(child->has_manual_changes());
 }
 
 // A segment shared with a fork does not grow.
@@ -323,7 +323,7 @@ TEST_F(Recode, SegmentsThatStayPlainAreNotAppendedToNorTaken) {
   ASSERT_TRUE(sequence
                   ->Recode({.lane = 0},
                            [](const OpenRun& run) -> Swap {
-                             run.plain.front().segment->SealPlain();
+                             run.plain.front().segment->SealDense();
                              return std::nullopt;
                            })
                   .ok());

@@ -115,7 +115,7 @@ TEST_F(SequenceTest, ALaneThatHasTooManySegmentsIsRefusedAndServesOn) {
   Stamps stamps;
   // Settled rows: appended tokens do not join their segment.
   const Recoder settle = [](const OpenRun& run) -> absl::StatusOr<std::optional<LaneSwap>> {
-    run.plain.back().segment->SealPlain();
+    run.plain.back().segment->SealDense();
     return std::nullopt;
   };
   for (std::uint32_t i = 0; i < shm::kMaxSegments; ++i) {
@@ -131,16 +131,17 @@ TEST_F(SequenceTest, ALaneThatHasTooManySegmentsIsRefusedAndServesOn) {
   EXPECT_EQ(AppendAll(*sequence, stamps.size(), NewStamps(1)).status().code(),
             absl::StatusCode::kResourceExhausted);
   EXPECT_EQ(Shown(*sequence, stamps), "");
-  EXPECT_EQ(sequence->CrowdedLanes(kCrowded), std::vector<std::uint32_t>{0});
+  EXPECT_EQ(sequence->LanesNearSegmentLimit(kCrowded), std::vector<std::uint32_t>{0});
 
   // Joined segments keep their rows, and remain settled.
-  ASSERT_TRUE(sequence
-                  ->Recode({.lane = 0, .whole = true},
-                           [&](const OpenRun& run) { return JoinShort(sequence->memory(), run); })
-                  .ok());
+  ASSERT_TRUE(
+      sequence
+          ->Recode({.lane = 0, .whole = true},
+                   [&](const OpenRun& run) { return JoinShortSegments(sequence->memory(), run); })
+          .ok());
   EXPECT_EQ(sequence->Describe(true).lanes[0].segments, 1u);
   EXPECT_EQ(sequence->OpenEntries(0), 0u);
-  EXPECT_TRUE(sequence->CrowdedLanes(kCrowded).empty());
+  EXPECT_TRUE(sequence->LanesNearSegmentLimit(kCrowded).empty());
   EXPECT_EQ(Shown(*sequence, stamps), "");
   const Stamps more = NewStamps(1);
   ASSERT_TRUE(AppendAll(*sequence, stamps.size(), more).ok());

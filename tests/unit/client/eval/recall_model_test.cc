@@ -44,7 +44,7 @@ TEST(RecallModel, AnswersAlone) {
                                        .depth = static_cast<double>(random.Below(1001)) / 1000,
                                        .seed = static_cast<std::uint32_t>(random.Bits())});
     ASSERT_TRUE(sample.ok()) << sample.status();
-    llm::OwnAttention own((*model)->config());
+    llm::LocalAttention own((*model)->config());
     std::vector<float> logits = Forward(**model, sample->prompt, 0, own);
     Tokens answer;
     while (true) {

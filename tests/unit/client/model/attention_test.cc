@@ -95,7 +95,7 @@ TEST(Attention, OwnAttentionRemembers) {
   const auto query = Rows(random, tokens * config.query_row());
   std::vector<float> whole(query.size()), pieces(query.size());
   AttendDense(config, {.key = key, .value = value, .query = query}, whole);
-  OwnAttention own(config);
+  LocalAttention own(config);
   for (std::size_t first = 0; first < tokens;) {
     const std::size_t count = std::min<std::size_t>(random.Between(1, 20), tokens - first);
     const std::size_t kv = config.kv_row(), q = config.query_row();

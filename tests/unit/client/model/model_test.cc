@@ -37,7 +37,7 @@ class Watched final : public Attention {
   }
 
  private:
-  OwnAttention own_;
+  LocalAttention own_;
   std::map<std::string, std::vector<std::vector<std::uint16_t>>> rows_;
 };
 
@@ -84,7 +84,7 @@ class GoldenModel : public testing::Test {
 
 TEST_F(GoldenModel, LogitsAreThoseOfTheReference) {
   for (const Json& prompt : prompts_) {
-    OwnAttention own(model_->config());
+    LocalAttention own(model_->config());
     const std::vector<float> logits = Forward(TokensOf(prompt, "ids"), 0, own);
     const std::vector<double> golden = Numbers(prompt, "logits");
     ASSERT_EQ(logits.size(), golden.size());
@@ -133,7 +133,7 @@ TEST_F(GoldenModel, RowsAreThoseOfTheReference) {
 TEST_F(GoldenModel, AnswersTheGoldenQuestionsTokenByToken) {
   for (const Json& prompt : prompts_) {
     const std::vector<TokenId> ids = TokensOf(prompt, "ids"), answer = TokensOf(prompt, "answer");
-    OwnAttention own(model_->config());
+    LocalAttention own(model_->config());
     std::vector<float> logits = Forward(ids, 0, own);
     std::vector<TokenId> chosen;
     while (true) {
@@ -147,7 +147,7 @@ TEST_F(GoldenModel, AnswersTheGoldenQuestionsTokenByToken) {
 }
 
 TEST_F(GoldenModel, WhatTheModelDoesNotHaveIsRefused) {
-  OwnAttention own(model_->config());
+  LocalAttention own(model_->config());
   const auto status = [&](TokenId token, std::uint32_t position) {
     const TokenId tokens[] = {token};
     const std::uint32_t positions[] = {position};

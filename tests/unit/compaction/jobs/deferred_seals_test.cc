@@ -15,12 +15,12 @@ using std::chrono::milliseconds;
 constexpr TenantId kOne{1};
 constexpr TenantId kOther{2};
 
-StalledSeals::Item ItemOf(TenantId tenant, std::uint32_t lane) {
+DeferredSeals::Item ItemOf(TenantId tenant, std::uint32_t lane) {
   return {.tenant = tenant, .sequence = {}, .lane = lane};
 }
 
-TEST(StalledSeals, OneOfALineIsTriedAtATimeAndTheOthersFollowAtOnce) {
-  StalledSeals seals;
+TEST(DeferredSeals, OneOfALineIsTriedAtATimeAndTheOthersFollowAtOnce) {
+  DeferredSeals seals;
   const Clock::TimePoint start{};
   EXPECT_FALSE(seals.Any(kOne));
   EXPECT_EQ(seals.DueIn(start), std::nullopt);
@@ -28,14 +28,14 @@ TEST(StalledSeals, OneOfALineIsTriedAtATimeAndTheOthersFollowAtOnce) {
   EXPECT_FALSE(seals.Join(ItemOf(kOne, 2), start)) << "it waits behind the first";
   EXPECT_TRUE(seals.Any(kOne));
   EXPECT_FALSE(seals.Any(kOther));
-  EXPECT_EQ(seals.DueIn(start), StalledSeals::kFirstPause);
-  EXPECT_TRUE(seals.TakeDue(start + StalledSeals::kFirstPause - milliseconds(1)).empty());
-  const std::vector<StalledSeals::Item> due = seals.TakeDue(start + StalledSeals::kFirstPause);
+  EXPECT_EQ(seals.DueIn(start), DeferredSeals::kFirstPause);
+  EXPECT_TRUE(seals.TakeDue(start + DeferredSeals::kFirstPause - milliseconds(1)).empty());
+  const std::vector<DeferredSeals::Item> due = seals.TakeDue(start + DeferredSeals::kFirstPause);
   ASSERT_EQ(due.size(), 1u);
   EXPECT_EQ(due[0].lane, 1u);
   EXPECT_TRUE(seals.TakeDue(start + std::chrono::hours(1)).empty()) << "it has not been answered";
   EXPECT_EQ(seals.DueIn(start), std::nullopt);
-  const std::optional<StalledSeals::Item> next = seals.Next(kOne, true);
+  const std::optional<DeferredSeals::Item> next = seals.Next(kOne, true);
   ASSERT_TRUE(next.has_value());
   EXPECT_EQ(next->lane, 2u);
   EXPECT_TRUE(seals.Any(kOne)) << "it is being tried";
@@ -43,56 +43,56 @@ TEST(StalledSeals, OneOfALineIsTriedAtATimeAndTheOthersFollowAtOnce) {
   EXPECT_FALSE(seals.Any(kOne));
 }
 
-TEST(StalledSeals, PausesDoubleUntilOneFindsMemory) {
-  StalledSeals seals;
+TEST(DeferredSeals, PausesDoubleUntilOneFindsMemory) {
+  DeferredSeals seals;
   Clock::TimePoint now{};
-  Clock::Duration pause = StalledSeals::kFirstPause;
+  Clock::Duration pause = DeferredSeals::kFirstPause;
   ASSERT_TRUE(seals.Join(ItemOf(kOne, 0), now));
   for (int round = 0; round < 12; ++round) {
     ASSERT_EQ(seals.DueIn(now), pause) << round;
     now += pause;
     ASSERT_EQ(seals.TakeDue(now).size(), 1u);
     seals.Return(ItemOf(kOne, 0), now);
-    pause = std::min(2 * pause, StalledSeals::kLongestPause);
+    pause = std::min(2 * pause, DeferredSeals::kLongestPause);
   }
-  EXPECT_EQ(pause, StalledSeals::kLongestPause);
+  EXPECT_EQ(pause, DeferredSeals::kLongestPause);
   ASSERT_EQ(seals.TakeDue(now + pause).size(), 1u);
   EXPECT_EQ(seals.Next(kOne, true), std::nullopt);
   ASSERT_TRUE(seals.Join(ItemOf(kOne, 0), now));
-  EXPECT_EQ(seals.DueIn(now), StalledSeals::kFirstPause);
+  EXPECT_EQ(seals.DueIn(now), DeferredSeals::kFirstPause);
 }
 
-TEST(StalledSeals, WhatFailsGoesBehindTheOthersAndTenantsDoNotWaitForEachOther) {
-  StalledSeals seals;
+TEST(DeferredSeals, WhatFailsGoesBehindTheOthersAndTenantsDoNotWaitForEachOther) {
+  DeferredSeals seals;
   const Clock::TimePoint start{};
   seals.Join(ItemOf(kOne, 1), start);
   seals.Join(ItemOf(kOne, 2), start);
   EXPECT_TRUE(seals.Join(ItemOf(kOther, 3), start + milliseconds(5)));
-  EXPECT_EQ(seals.TakeDue(start + StalledSeals::kFirstPause).size(), 1u);
-  EXPECT_EQ(seals.DueIn(start + StalledSeals::kFirstPause), milliseconds(5));
-  seals.Return(ItemOf(kOne, 1), start + StalledSeals::kFirstPause);
+  EXPECT_EQ(seals.TakeDue(start + DeferredSeals::kFirstPause).size(), 1u);
+  EXPECT_EQ(seals.DueIn(start + DeferredSeals::kFirstPause), milliseconds(5));
+  seals.Return(ItemOf(kOne, 1), start + DeferredSeals::kFirstPause);
   const Clock::TimePoint later = start + std::chrono::seconds(1);
-  const std::vector<StalledSeals::Item> due = seals.TakeDue(later);
+  const std::vector<DeferredSeals::Item> due = seals.TakeDue(later);
   ASSERT_EQ(due.size(), 2u);
   EXPECT_EQ(due[0].lane, 2u);
   EXPECT_EQ(due[1].lane, 3u);
 }
 
-TEST(StalledSeals, WhoJoinsWhileOneIsTriedAnswersForNobody) {
-  StalledSeals seals;
+TEST(DeferredSeals, JoiningDuringARetryHasNoEffectOnOthers) {
+  DeferredSeals seals;
   const Clock::TimePoint start{};
   ASSERT_TRUE(seals.Join(ItemOf(kOne, 1), start));
-  const Clock::TimePoint due = start + StalledSeals::kFirstPause;
+  const Clock::TimePoint due = start + DeferredSeals::kFirstPause;
   ASSERT_EQ(seals.TakeDue(due).size(), 1u);
   EXPECT_FALSE(seals.Join(ItemOf(kOne, 2), due));
   EXPECT_TRUE(seals.TakeDue(due + std::chrono::hours(1)).empty()) << "the first is being tried";
   seals.Return(ItemOf(kOne, 1), due);
-  EXPECT_EQ(seals.DueIn(due), 2 * StalledSeals::kFirstPause);
-  ASSERT_EQ(seals.TakeDue(due + 2 * StalledSeals::kFirstPause).front().lane, 2u);
+  EXPECT_EQ(seals.DueIn(due), 2 * DeferredSeals::kFirstPause);
+  ASSERT_EQ(seals.TakeDue(due + 2 * DeferredSeals::kFirstPause).front().lane, 2u);
   // A job that needed no memory does not start a wait.
   ASSERT_EQ(seals.Next(kOne, false)->lane, 1u);
   seals.Return(ItemOf(kOne, 1), due);
-  EXPECT_EQ(seals.DueIn(due), 4 * StalledSeals::kFirstPause);
+  EXPECT_EQ(seals.DueIn(due), 4 * DeferredSeals::kFirstPause);
 }
 
 // ---- Through the compactor

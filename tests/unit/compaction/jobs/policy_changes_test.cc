@@ -64,7 +64,7 @@ class PolicyChanges : public CompactorTest {
       }
       std::vector<float> paid(model_->layout().kv_heads(layer) * tokens);
       std::iota(paid.begin(), paid.end(), 1.0f);
-      ShownLayer shown = {.layer = layer, .tokens = tokens};
+      ObservedLayer shown = {.layer = layer, .tokens = tokens};
       if (count > 0) shown.last = {tokens - count, count, rows.data()};
       if (needs.attention_sums) shown.sums = {0, tokens, paid.data()};
       if (count == 0 && !needs.attention_sums) continue;
@@ -109,9 +109,9 @@ TEST_F(PolicyChanges, AnotherBudgetGoesOnFromWhatWasLearned) {
     Show(track);
     CompressNow(track);
     for (const auto& lane : PositionsOf(track)) ASSERT_EQ(lane.size(), 30u);
-    EXPECT_FALSE(track.sequence->made_by_hand());
+    EXPECT_FALSE(track.sequence->has_manual_changes());
     ASSERT_TRUE(Set(track, next).ok());
-    EXPECT_TRUE(track.sequence->made_by_hand()) << "by its budget others would have gone";
+    EXPECT_TRUE(track.sequence->has_manual_changes()) << "by its budget others would have gone";
     CompressNow(track);  // nothing new to observe
     Append(track, 5, 1, /*end_of_prompt=*/true);
     Show(track);
@@ -133,11 +133,11 @@ TEST_F(PolicyChanges, ACutBehindADecisionLeavesWhatItsPolicyWouldNot) {
     CompressNow(track);
     Append(track, 20, 1);
     ASSERT_TRUE(compactor_.Truncate(*track.sequence, 105).ok());
-    EXPECT_FALSE(track.sequence->made_by_hand()) << "nothing had been decided there";
+    EXPECT_FALSE(track.sequence->has_manual_changes()) << "nothing had been decided there";
     ASSERT_TRUE(compactor_.Truncate(*track.sequence, 60).ok());
-    EXPECT_TRUE(track.sequence->made_by_hand());
+    EXPECT_TRUE(track.sequence->has_manual_changes());
     ASSERT_TRUE(compactor_.Truncate(*track.sequence, 0).ok());
-    EXPECT_FALSE(track.sequence->made_by_hand()) << "of nothing nothing is left";
+    EXPECT_FALSE(track.sequence->has_manual_changes()) << "of nothing nothing is left";
     ASSERT_TRUE(world_.tenant().FreeSequence(track.sequence->id()).ok());
   }
 }
@@ -151,7 +151,7 @@ TEST_F(PolicyChanges, ACutOfWhatIsWithinItsBudgetLeavesWhatItsPolicyWould) {
     Show(track);
     CompressNow(track);
     ASSERT_TRUE(compactor_.Truncate(*track.sequence, 5).ok());
-    EXPECT_FALSE(track.sequence->made_by_hand());
+    EXPECT_FALSE(track.sequence->has_manual_changes());
     ASSERT_TRUE(world_.tenant().FreeSequence(track.sequence->id()).ok());
   }
 }
@@ -175,10 +175,10 @@ TEST_F(PolicyChanges, AForkOfLayersThatAreAheadHoldsWhatItsPolicyWouldNot) {
   longer(0, 1);
   ASSERT_EQ(PositionsOf(track)[0].size(), 12u);
   const Track fork = Fork(track);
-  EXPECT_FALSE(track.sequence->made_by_hand());
-  EXPECT_TRUE(fork.sequence->made_by_hand());
+  EXPECT_FALSE(track.sequence->has_manual_changes());
+  EXPECT_TRUE(fork.sequence->has_manual_changes());
   longer(1, model_->layers() - 1);
-  EXPECT_FALSE(Fork(track).sequence->made_by_hand());
+  EXPECT_FALSE(Fork(track).sequence->has_manual_changes());
 }
 
 // One of a layer's lanes was sealed under the previous policy, and the other still waits.
@@ -267,7 +267,7 @@ TEST_F(PolicyChanges, LayersTakeOverWhatWasDecidedUnderThePolicyBefore) {
 }
 
 // Adopts a prefix, as after publishing a duplicate, while its next prompt waits for a decision.
-TEST_F(PolicyChanges, WhoTakesOverAHeadKeepsWhatItKnowsOfWhatIsBehind) {
+TEST_F(PolicyChanges, AdoptingAPrefixKeepsLaterObservations) {
   for (const char* text : {"streaming:sink=2,recent=1000", "h2o:heavy=500,recent=500"}) {
     SCOPED_TRACE(text);
     const Stamps head = DrawTokens(50, 1);
@@ -280,7 +280,7 @@ TEST_F(PolicyChanges, WhoTakesOverAHeadKeepsWhatItKnowsOfWhatIsBehind) {
     Append(other, 100, 2, /*end_of_prompt=*/true);
     Show(other);
     const auto told = Compress(other);
-    ASSERT_TRUE(compactor_.TakeHeadOf(*other.sequence, *one.sequence).ok());
+    ASSERT_TRUE(compactor_.AdoptPrefix(*other.sequence, *one.sequence).ok());
     RunAll();
     ExpectTold(*told);
     EXPECT_EQ(Compactor::DecidedOf(*other.sequence), 150u);
@@ -292,7 +292,7 @@ TEST_F(PolicyChanges, WhoTakesOverAHeadKeepsWhatItKnowsOfWhatIsBehind) {
 }
 
 // The adopting sequence lacks the decisions about the adopted rows, so it takes them with the rows.
-TEST_F(PolicyChanges, WhoTakesOverAHeadTakesWhatWasDecidedAboutIt) {
+TEST_F(PolicyChanges, AdoptingAPrefixTakesItsDecisions) {
   const Stamps head = DrawTokens(100, 1);
   Track one = NewTrack(Policy("h2o:heavy=20,recent=20")),
         other = NewTrack(Policy("h2o:heavy=20,recent=20"));
@@ -303,7 +303,7 @@ TEST_F(PolicyChanges, WhoTakesOverAHeadTakesWhatWasDecidedAboutIt) {
   }
   CompressNow(one);
   ASSERT_EQ(PositionsOf(one)[0].size(), 40u);
-  ASSERT_TRUE(compactor_.TakeHeadOf(*other.sequence, *one.sequence).ok());
+  ASSERT_TRUE(compactor_.AdoptPrefix(*other.sequence, *one.sequence).ok());
   EXPECT_EQ(PositionsOf(other), PositionsOf(one));
   EXPECT_EQ(Compactor::DecidedOf(*other.sequence), 100u);
   EXPECT_EQ(Used(pool::MemoryTag::kObservations), 0u) << "what was shown of it is used up";
@@ -315,7 +315,7 @@ TEST_F(PolicyChanges, WhoTakesOverAHeadTakesWhatWasDecidedAboutIt) {
 
 // In any order of the cut and the choice, the final policy has no memory of removed tokens.
 TEST_F(PolicyChanges, ACutThatWaitsForAChoiceMeetsThePolicyThatWasSetMeanwhile) {
-  TellingClock clock;
+  CallbackClock clock;
   Compactor compactor({.scheduler = &scheduler_,
                        .logger = &logger_,
                        .clock = &clock,

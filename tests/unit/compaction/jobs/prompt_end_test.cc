@@ -16,13 +16,13 @@ namespace tessera::compaction {
 namespace {
 
 // Kernels that call back while a strategy is being made, in the middle of a seal.
-struct TellingKernels {
+struct CallbackKernels {
   static inline std::function<void()> told;
   static const char* Moments(const kernels::MomentsJob& job) {
     if (told) std::exchange(told, nullptr)();
     return kernels::OperationsOf(kernels::BestImplementation()).moments(job);
   }
-  TellingKernels() { operations.moments = Moments; }
+  CallbackKernels() { operations.moments = Moments; }
   kernels::Operations operations = kernels::OperationsOf(kernels::BestImplementation());
 };
 
@@ -77,7 +77,7 @@ TEST_F(PromptEnd, ThatWasLeftPlainIsKnownToWhoeverHoldsIt) {
     ASSERT_EQ(FormsOf(*track), (Forms{"16 kept: 160", "plain: 50"}));
   }
   // As after publishing a duplicate: afterwards it holds the other sequence's rows.
-  ASSERT_TRUE(compactor_.TakeHeadOf(*other.sequence, *one.sequence).ok());
+  ASSERT_TRUE(compactor_.AdoptPrefix(*other.sequence, *one.sequence).ok());
   Track fork = Fork(one);
   // Setting the same policy again changes nothing.
   ASSERT_TRUE(compactor_.SetPolicy(*one.sequence, policy).ok());
@@ -91,7 +91,7 @@ TEST_F(PromptEnd, ThatWasLeftPlainIsKnownToWhoeverHoldsIt) {
 
 // The seal has begun, meets the cut and finds no memory. It is retried with the new end.
 TEST_F(PromptEnd, ThatIsCutOffUnderItsSealIsWhereTheCutIs) {
-  const TellingKernels telling;
+  const CallbackKernels telling;
   Compactor compactor({.scheduler = &scheduler_,
                        .logger = &logger_,
                        .clock = &world_.clock(),
@@ -116,7 +116,7 @@ TEST_F(PromptEnd, ThatIsCutOffUnderItsSealIsWhereTheCutIs) {
     const pool::Charge rest =
         *account.Reserve(pool::MemoryTag::kPoolExtents, kLimit - account.used_bytes() - 4096);
     bool cut = false;
-    TellingKernels::told = [&] {
+    CallbackKernels::told = [&] {
       cut = compactor.Truncate(*track.sequence, 100).ok();
       track.stamps.resize(100);
     };

@@ -244,7 +244,7 @@ TEST_F(SealPieces, WhatSomebodyAskedForIsCutBetweenPieces) {
 }
 
 // Whether the seals wait, are between two pieces, or some lanes are sealed.
-TEST_F(SealPieces, WhoAsksIsToldThatAnotherPolicyCame) {
+TEST_F(SealPieces, CompressReportsAPolicyChange) {
   policies::Policy half = SmallMosaic();
   half.text = "half";
   half.mosaic->strategy.kept = {0.5};
@@ -278,7 +278,7 @@ TEST_F(SealPieces, WhoAsksUnderOnePolicyThatIsSetAgainIsAnswered) {
   EXPECT_EQ(FormsOf(track).size(), kManyPieces);
 }
 
-TEST_F(SealPieces, WhoAsksForSummariesIsToldThatAnotherPolicyCame) {
+TEST_F(SealPieces, CompressOfSummariesReportsAPolicyChange) {
   for (const policies::Policy& policy : {policies::Policy(), SmallMosaic()}) {
     SCOPED_TRACE(policy.text);
     Track track = NewTrack(Quest());
@@ -295,7 +295,7 @@ TEST_F(SealPieces, WhoAsksForSummariesIsToldThatAnotherPolicyCame) {
 }
 
 // Also if the policy in between did nothing, and no result of it remains.
-TEST_F(SealPieces, WhoAsksUnderTheNextPolicyIsAnsweredByIt) {
+TEST_F(SealPieces, CompressUnderANewPolicyGetsItsResult) {
   Track track = NewTrack(SmallMosaic());
   Append(track, 300, 1);
   const auto before = Compress(track);
@@ -309,7 +309,7 @@ TEST_F(SealPieces, WhoAsksUnderTheNextPolicyIsAnsweredByIt) {
 }
 
 // Its rows have the form of the policy in between.
-TEST_F(SealPieces, WhoAsksIsToldThoughThePolicyCameBack) {
+TEST_F(SealPieces, CompressReportsAPolicyChangedAndRestored) {
   Track track = NewTrack(SmallMosaic());
   Append(track, 300, 1);
   const auto told = Compress(track);

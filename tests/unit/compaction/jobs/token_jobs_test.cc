@@ -65,7 +65,7 @@ class TokenJobs : public CompactorTest {
       }
       std::vector<float> paid(2 * track.stamps.size());
       std::iota(paid.begin(), paid.end(), 1.0f);
-      ShownLayer shown = {.layer = layer, .tokens = track.stamps.size()};
+      ObservedLayer shown = {.layer = layer, .tokens = track.stamps.size()};
       shown.last = {first, count, rows.data()};
       if (sums) shown.sums = {0, track.stamps.size(), paid.data()};
       const absl::Status status = compactor_.Observe(*track.sequence, shown);
@@ -165,7 +165,7 @@ TEST_F(TokenJobs, ALaneThatIsCutWhileItIsChosenFromIsLookedAtAgain) {
        {"streaming:sink=2,recent=40", "streaming:sink=2,recent=40,pos=slot",
         "streaming:sink=2,recent=40+mosaickv:min_segment=32,segment=64,select=0"}) {
     SCOPED_TRACE(text);
-    TellingClock clock;
+    CallbackClock clock;
     Compactor compactor({.scheduler = &scheduler_,
                          .logger = &logger_,
                          .clock = &clock,
@@ -182,7 +182,7 @@ TEST_F(TokenJobs, ALaneThatIsCutWhileItIsChosenFromIsLookedAtAgain) {
     ASSERT_TRUE(told.ok()) << told;
     Append(track, 30, 1);
     const bool moves = track.sequence->position_shift() > 0;
-    clock.After(2, [&] { CutUnderneath(track, moves ? 0 : 110); });
+    clock.After(2, [&] { TruncateInsideJob(track, moves ? 0 : 110); });
     compress();
     EXPECT_TRUE(told.ok()) << told;
     const Positions left = moves ? Positions() : Join(Range(0, 2), Range(70, 110));

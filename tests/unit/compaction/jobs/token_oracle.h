@@ -303,7 +303,7 @@ class TokenOracle {
       }
     }
     kernels::LayerGeometry looked = model_->geometry(index);
-    if (policies::TurnsKeysBack(policy)) looked.type = kernels::ElementType::kFp32;
+    if (policies::UsesUnrotatedKeys(policy)) looked.type = kernels::ElementType::kFp32;
     policies::HostKeyScorer scorer(*operations_, looked, std::move(keys));
     policies::LayerView view = {
         .layer = index,
@@ -343,7 +343,7 @@ class TokenOracle {
           members.push_back(&before[first + of_lane.members[m]]);
         }
         if (members.size() > 1) {
-          Merge(index, members, policies::TurnsKeysBack(policy), entries.back());
+          Merge(index, members, policies::UsesUnrotatedKeys(policy), entries.back());
         }
       }
       entries.insert(entries.end(), before.begin() + static_cast<long>(first + decided[head]),
@@ -356,7 +356,7 @@ class TokenOracle {
   // The key that a policy uses.
   std::vector<std::byte> Looked(const policies::Policy& policy, std::uint32_t layer,
                                 const Entry& entry) const {
-    if (!policies::TurnsKeysBack(policy)) return entry.key;
+    if (!policies::UsesUnrotatedKeys(policy)) return entry.key;
     const std::vector<double> row = TurnedTo(layer, entry, 0);
     const std::vector<float> narrow(row.begin(), row.end());
     const auto bytes = std::as_bytes(std::span(narrow));
@@ -367,8 +367,8 @@ class TokenOracle {
                                std::uint64_t position) const {
     const kernels::DenseTile tile = model_->layout().tile(layer);
     std::vector<double> row(tile.head_dim);
-    KeyTurner(model_->spec(), tile)
-        .TurnInto(entry.key.data(), static_cast<std::int64_t>(position - entry.position), row);
+    RopeShift(model_->spec(), tile)
+        .ShiftInto(entry.key.data(), static_cast<std::int64_t>(position - entry.position), row);
     return row;
   }
 

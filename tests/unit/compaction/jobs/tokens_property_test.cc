@@ -160,10 +160,10 @@ class TokensProperty : public CompactionFixture,
   }
   // Whether the policy needs the original rows: after evictions or packing it cannot use others.
   static bool NeedsRowsAsTheyCame(const policies::Policy& policy) {
-    return policies::MovesPositions(policy) || policies::TurnsKeysBack(policy) ||
+    return policies::MovesPositions(policy) || policies::UsesUnrotatedKeys(policy) ||
            (ChoosesFromAll(policy) &&
             (policies::Merges(policy) ||
-             policies::NeedsLanesAlike(policy) != policies::LanesAlike::kNothing));
+             policies::NeededLaneEquality(policy) != policies::LaneEquality::kNothing));
   }
   // Some layers have executed their choice, others not yet.
   static bool IsHalfMoved(const Known& known, const absl::Status& status) {
@@ -231,7 +231,7 @@ class TokensProperty : public CompactionFixture,
           needs.decode_queries ? model_->layout().ring_capacity() : needs.last_queries;
       const std::uint64_t count = std::min(held, most);
       const std::vector<std::byte> rows = Queries(known.track, layer, held - count, count);
-      ShownLayer shown = {.layer = layer, .tokens = held};
+      ObservedLayer shown = {.layer = layer, .tokens = held};
       if (count > 0) shown.last = {held - count, count, rows.data()};
       std::vector<float> sums(held * 2);
       for (float& sum : sums) sum = static_cast<float>(random_.Below(1000)) / 64;

@@ -144,8 +144,8 @@ INSTANTIATE_TEST_SUITE_P(
                     "streaming:sink=4,recent=40+mosaickv:min_segment=32,segment=64,select=0"),
     [](const auto& instance) { return std::to_string(instance.index); });
 
-TEST(OpenStep, EndsWithWhatComesBehindIt) {
-  OpenStep step;
+TEST(UncommittedStep, EndsWithWhatComesBehindIt) {
+  UncommittedStep step;
   EXPECT_EQ(step.FinalBefore(100), 100u) << "of a tail";
   step.Begin(100, 108);
   EXPECT_EQ(step.FinalBefore(108), 100u);
@@ -153,16 +153,16 @@ TEST(OpenStep, EndsWithWhatComesBehindIt) {
   EXPECT_EQ(step.FinalBefore(109), 109u) << "more has come behind it";
   step.CutTo(103);
   EXPECT_EQ(step.FinalBefore(103), 100u);
-  EXPECT_TRUE(step.FilledTile()) << "it is the first";
+  EXPECT_TRUE(step.PreviousStepFilledTile()) << "it is the first";
   step.Begin(103, 111);
   EXPECT_EQ(step.FinalBefore(111), 103u);
-  EXPECT_FALSE(step.FilledTile());
+  EXPECT_FALSE(step.PreviousStepFilledTile());
   step.Begin(128, 129);
-  EXPECT_TRUE(step.FilledTile());
+  EXPECT_TRUE(step.PreviousStepFilledTile());
   step.Prompt(140);
   EXPECT_EQ(step.FinalBefore(140), 140u) << "a prompt is taken as it is";
   step.Begin(140, 141);
-  EXPECT_FALSE(step.FilledTile());
+  EXPECT_FALSE(step.PreviousStepFilledTile());
   step.CutTo(50);
   EXPECT_EQ(step.FinalBefore(50), 50u);
   step.Begin(50, 58);

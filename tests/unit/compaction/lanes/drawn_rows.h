@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "kernels/format/element.h"
-#include "kernels/strategy/thin.h"
+#include "kernels/strategy/reduce.h"
 #include "tests/unit/cache/packed.h"
 #include "tests/unit/cache/rows.h"
 
@@ -145,10 +145,10 @@ inline std::string LaneDiffers(const cache::SequenceView& view,
       const std::vector<std::byte> before =
           cache::TileEncoder(wide, segment.rotation, dense.type)
               .Tile(key.data(), value.data(), dense.row_bytes(), rows);
-      std::vector<std::byte> thinned(kernels::WholeBytes(at));
-      kernels::ThinTile(
-          {wide, before.data(), kernels::SummariesBehind(before.data(), kernels::LayoutOf(wide)),
-           rows, segment.shape, thinned.data(), kernels::SummariesBehind(thinned.data(), at)});
+      std::vector<std::byte> thinned(kernels::TileAndSummaryBytes(at));
+      kernels::ReduceTile(
+          {wide, before.data(), kernels::SummariesAfter(before.data(), kernels::LayoutOf(wide)),
+           rows, segment.shape, thinned.data(), kernels::SummariesAfter(thinned.data(), at)});
       if (!is(thinned)) return tile_name + " is another's";
     }
   }

@@ -40,7 +40,7 @@ class KeyChannels : public CompactorTest {
       for (std::size_t i = 0; i < rows.size() / kernels::ElementBytes(tile.type); ++i) {
         SetElement(rows.data(), tile.type, static_cast<std::uint32_t>(i), Drawn(random_.Bits()));
       }
-      ShownLayer of_layer = {.layer = layer, .tokens = track.stamps.size()};
+      ObservedLayer of_layer = {.layer = layer, .tokens = track.stamps.size()};
       of_layer.last = {track.stamps.size() - shown, shown, rows.data()};
       const absl::Status status = compactor_.Observe(*track.sequence, of_layer);
       ASSERT_TRUE(status.ok()) << status;

@@ -37,7 +37,7 @@ class LaneCoderTest : public CompactionFixture {
     });
   }
   absl::Status Seal(const Track& track, const policies::Policy& policy, LaneState& state,
-                    const SealWish& cut) {
+                    const SealRequest& cut) {
     return track.sequence->Recode({.lane = 0}, [&](const cache::OpenRun& run) {
       return LaneCoder(Options(track, policy, state), run).Seal(cut);
     });
@@ -68,7 +68,7 @@ TEST_F(LaneCoderTest, AStrategyIsTheSameHoweverTheRunCame) {
     Track track = Empty();
     LaneState state;
     AppendStamps(track, prompt);
-    ASSERT_TRUE(Seal(track, policy, state, SealWish::Everything()).ok());
+    ASSERT_TRUE(Seal(track, policy, state, SealRequest::Everything()).ok());
     for (std::size_t done = 0; done < decoded.size(); done += at_once) {
       AppendStamps(track, Stamps(decoded.begin() + static_cast<std::ptrdiff_t>(done),
                                  decoded.begin() + static_cast<std::ptrdiff_t>(done + at_once)));
@@ -77,7 +77,7 @@ TEST_F(LaneCoderTest, AStrategyIsTheSameHoweverTheRunCame) {
     ASSERT_EQ(FormsOf(track), (Forms{"16 kept: 100", "16 kept: 160"}));
     AppendStamps(track, rest);
     LaneState anew;
-    ASSERT_TRUE(Seal(track, policy, at_once == 32 ? state : anew, SealWish::Everything()).ok());
+    ASSERT_TRUE(Seal(track, policy, at_once == 32 ? state : anew, SealRequest::Everything()).ok());
     ASSERT_EQ(FormsOf(track), (Forms{"16 kept: 100", "16 kept: 220"}));
     EXPECT_EQ(Shown(track), "");
     views.push_back(View(track));
@@ -108,7 +108,7 @@ TEST_F(LaneCoderTest, ARunIsCutWhenItsNewestRowsLoseMoreThanTheStrategyMay) {
     LaneState state;
     Append(track, 256, 1);
     const Stamps prompt = track.stamps;
-    ASSERT_TRUE(Seal(track, policy, state, SealWish::Everything()).ok());
+    ASSERT_TRUE(Seal(track, policy, state, SealRequest::Everything()).ok());
     const cache::SequenceView sealed = View(track);
     // Recomputes the strategy's loss on its own rows.
     const std::vector<std::byte> keys = RowsOf(prompt, cache::RowKind::kKey);
@@ -163,7 +163,7 @@ TEST_F(LaneCoderTest, RawRowsThatGoMeanwhileAskForAnotherTry) {
   Track track = Empty();
   LaneState state;
   Append(track, 256, 1);
-  ASSERT_TRUE(Seal(track, policy, state, SealWish::Everything()).ok());
+  ASSERT_TRUE(Seal(track, policy, state, SealRequest::Everything()).ok());
   Append(track, 64, 1);
   ASSERT_TRUE(Encode(track, policy, state).ok());
   Append(track, 64, 1);

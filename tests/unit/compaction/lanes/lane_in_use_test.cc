@@ -13,7 +13,7 @@ namespace {
 class LaneInUse : public CompactorTest {};
 
 // Hangs if they wait.
-TEST_F(LaneInUse, TilesAreLeftToWhoeverIsAtTheLane) {
+TEST_F(LaneInUse, TilesAreLeftToTheJobThatHoldsTheLane) {
   Track track = NewTrack(SmallMosaic());
   Append(track, 100, 1, true);
   RunAll();

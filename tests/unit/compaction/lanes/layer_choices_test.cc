@@ -109,7 +109,7 @@ class ChoicesTest : public testing::Test {
     const std::uint64_t last =
         decoded ? end - first
                 : std::max<std::uint64_t>(needs.last_queries, up(needs.last_share * tokens));
-    ShownLayer shown = {.layer = kLayer, .tokens = end};
+    ObservedLayer shown = {.layer = kLayer, .tokens = end};
     std::vector<std::byte> last_rows;
     append(last, last_rows);
     shown.last = {end - last, last, last_rows.data()};
@@ -140,8 +140,8 @@ class ChoicesTest : public testing::Test {
     EXPECT_TRUE(policy.ok()) << policy.status();
     std::vector<policies::TextMark> marks(GradedRows::kTokens);
     for (std::size_t i = 0; i < marks.size(); i += 23) marks[i] = policies::TextMark::kDelimiter;
-    const LayerChooser chooser({.sequence = sequence.get(), .policy = &*policy, .text = marks},
-                               kLayer);
+    const TokenSelector chooser({.sequence = sequence.get(), .policy = &*policy, .text = marks},
+                                kLayer);
     LayerState state;
     Chosen chosen;
     const auto append = [&](std::uint64_t first, std::uint64_t count) {
@@ -235,11 +235,11 @@ TEST_F(ChoicesTest, AreTheSameOnAGpuAndNoKeyIsReadThere) {
 TEST_F(ChoicesTest, ADeviceThatCannotLookIsTold) {
   const char* const text = "snapkv:tokens=40,window=8";
   for (TestNode* node : {&cpu_, &gpu_}) {
-    node->device().FailLooks(absl::UnavailableError("it is gone"));
+    node->device().FailObservations(absl::UnavailableError("it is gone"));
     const absl::Status status = Choose(*node, text).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
     EXPECT_THAT(std::string(AsStringView(status.message())), HasSubstr("layer 1: it is gone"));
-    node->device().FailLooks(absl::OkStatus());
+    node->device().FailObservations(absl::OkStatus());
     node->device().set_most_lanes(0);
     EXPECT_EQ(Choose(*node, text).status().code(), absl::StatusCode::kResourceExhausted);
     // A policy based on positions needs no keys.

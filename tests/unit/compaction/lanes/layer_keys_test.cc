@@ -37,7 +37,7 @@ class LayerKeysTest : public testing::TestWithParam<DeviceKind> {
     std::vector<std::vector<std::byte>> queries(dense.head_dim,
                                                 std::vector<std::byte>(dense.row_bytes()));
     std::vector<std::vector<double>> products(dense.head_dim, std::vector<double>(count));
-    std::vector<kernels::KeyLook> looks;
+    std::vector<kernels::KeyObservation> looks;
     for (std::uint32_t d = 0; d < dense.head_dim; ++d) {
       SetElement(queries[d].data(), dense.type, d, 1);
       looks.push_back({.queries = {.rows = queries[d].data(), .count = 1},
@@ -131,7 +131,7 @@ TEST_P(LayerKeysTest, AreRowsAsTheyCameOrWhatWasKeptOfThem) {
   ASSERT_EQ((*runs)[0].plain_entries(), 6u);
   // Others may append meanwhile.
   ASSERT_NO_FATAL_FAILURE(Append(*sequence, 600));
-  const SeenEntries seen((*runs)[1]);
+  const LaneEntryList seen((*runs)[1]);
   ASSERT_EQ(seen.view().count, 170u);
   EXPECT_TRUE(seen.view().weights.empty());
   for (std::uint64_t i = 0; i < 170; ++i) EXPECT_EQ(seen.view().positions[i], i);
@@ -209,7 +209,7 @@ class TurnedRows final : public cache::MadeRows {
     for (std::uint32_t d = 0; d < tile.head_dim; ++d) {
       SetElement(row.data(), tile.type, d, normal(random));
     }
-    KeyTurner(spec_, tile).Turn(row.data(), static_cast<std::int64_t>(position));
+    RopeShift(spec_, tile).Turn(row.data(), static_cast<std::int64_t>(position));
     return row;
   }
   void Make(std::uint32_t, std::uint32_t, std::uint64_t first, std::uint32_t count, std::byte* key,

@@ -45,7 +45,7 @@ class PackedChoices : public CompactorTest, public testing::WithParamInterface<s
     return entries / model_->lanes();
   }
   // In all lanes at most one segment and one tile wait for a strategy, with their moments.
-  void ExpectNothingWaitsForEver(const Track& track) {
+  void ExpectFewRowsWait(const Track& track) {
     constexpr std::uint64_t kMoments = 2 * 64 * 64 * sizeof(double);
     EXPECT_LE(RawBytes(), model_->lanes() * (256 * (kSegment + kernels::kTileEntries) + kMoments));
     EXPECT_LE(Entries(track, /*packed=*/false), kSegment + kernels::kTileEntries);
@@ -63,7 +63,7 @@ TEST_P(PackedChoices, WhatIsDecodedBehindAChoiceGetsSegmentsOfItsOwn) {
     DecodeSome(track, 640);
     EXPECT_GE(Entries(track, /*packed=*/true), prompt + 640 - kSegment);
     EXPECT_GT(counters().segments_sealed, sealed);
-    ExpectNothingWaitsForEver(track);
+    ExpectFewRowsWait(track);
     // The next prompt is decided together with the earlier tokens that waited then.
     Append(track, 200, 1, /*end_of_prompt=*/true);
     const absl::StatusOr<std::uint64_t> from = compactor_.NormsFrom(*track.sequence, 0);
@@ -71,7 +71,7 @@ TEST_P(PackedChoices, WhatIsDecodedBehindAChoiceGetsSegmentsOfItsOwn) {
     EXPECT_EQ(*from, 840u) << "whatever has been settled of what was decoded";
     CompressNow(track);
     DecodeSome(track, 160);
-    ExpectNothingWaitsForEver(track);
+    ExpectFewRowsWait(track);
     ASSERT_TRUE(world_.tenant().FreeSequence(track.sequence->id()).ok());
   }
 }
@@ -95,7 +95,7 @@ TEST_P(PackedChoices, AShortBeginningIsPackedWithWhatComesBehind) {
     CompressNow(track);
     DecodeSome(track, 320);
     EXPECT_GE(Entries(track, /*packed=*/true), 200u);
-    ExpectNothingWaitsForEver(track);
+    ExpectFewRowsWait(track);
     ASSERT_TRUE(world_.tenant().FreeSequence(track.sequence->id()).ok());
   }
 }
@@ -116,7 +116,7 @@ TEST_P(PackedChoices, APromptThatWaitsForItsChoiceIsLeftToIt) {
   }
   CompressNow(track);
   DecodeSome(track, 160);
-  ExpectNothingWaitsForEver(track);
+  ExpectFewRowsWait(track);
 }
 
 // Bytes of raw copies: unlimited, and for 48 tokens of all lanes.

@@ -48,7 +48,7 @@ class RefusedChoices : public CompactorTest {
                 {layer, head / geometry.group(), cache::RowKind::kKey}, tile,
                 rows.data() + i * tile.row_bytes());
       }
-      ShownLayer shown = {.layer = layer, .tokens = tokens};
+      ObservedLayer shown = {.layer = layer, .tokens = tokens};
       shown.last = {tokens - count, count, rows.data()};
       const absl::Status status = compactor_.Observe(*track.sequence, shown);
       ASSERT_TRUE(status.ok()) << status;

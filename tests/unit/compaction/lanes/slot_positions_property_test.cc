@@ -278,15 +278,17 @@ class SlotPositionsProperty : public CompactorTest {
       }
     }
     const bool decodes = sequence.decoding();
-    if (decodes && !sequence.StandsAlike().ok()) return "a tail is open while lanes stand apart";
+    if (decodes && !sequence.CheckPositionsAgree().ok())
+      return "a tail is open while lanes stand apart";
     return "";
   }
   std::string CheckLane(const Placed& known, std::uint32_t layer, std::uint32_t head,
                         const cache::OpenRun& run) {
     const kernels::DenseTile tile = model_->layout().tile(layer);
-    const absl::StatusOr<HeldRows> rows = HeldRows::Of(known.track.sequence->memory(), tile, run);
+    const absl::StatusOr<HostLaneRows> rows =
+        HostLaneRows::Of(known.track.sequence->memory(), tile, run);
     if (!rows.ok()) return rows.status().ToString();
-    const KeyTurner turner(model_->spec(), tile);
+    const RopeShift turner(model_->spec(), tile);
     std::vector<float> expected(tile.head_dim);
     for (std::uint64_t i = 0; i < rows->count(); ++i) {
       const std::uint64_t token = rows->positions()[i];

@@ -81,7 +81,7 @@ TEST_F(SlotPositions, SomeLayersAloneMoveNobody) {
   for (const char* other : {"streaming:sink=2,recent=30,pos=slot", "tova:budget=30"}) {
     const absl::Status set = compactor_.SetPolicy(*track.sequence, Policy(other));
     EXPECT_TRUE(absl::IsFailedPrecondition(set)) << other << ": " << set;
-    EXPECT_FALSE(track.sequence->made_by_hand()) << "refused, it changes nothing";
+    EXPECT_FALSE(track.sequence->has_manual_changes()) << "refused, it changes nothing";
   }
   ASSERT_TRUE(CompressLayers(track, 1, 3).ok());
   ExpectGoesOn(track, 100);
@@ -136,7 +136,7 @@ TEST_F(SlotPositions, LayersThatStayedBehindWaitForTheirRows) {
 
 // Rows that arrive after the choice and before its execution.
 TEST_F(SlotPositions, RowsThatComeInBetweenMoveWithTheOthers) {
-  TellingClock clock;
+  CallbackClock clock;
   Compactor compactor({.scheduler = &scheduler_,
                        .logger = &logger_,
                        .clock = &clock,

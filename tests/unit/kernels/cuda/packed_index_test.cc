@@ -163,7 +163,7 @@ void CheckEveryWidth(TestRandom& random) {
                                .key = row,
                                .value = random.OneIn(2) ? row : other,
                                .group = kGroup};
-      ASSERT_EQ(WhyNotServed(shape), nullptr);
+      ASSERT_EQ(UnsupportedReason(shape), nullptr);
       SCOPED_TRACE(testing::Message() << "channels " << channels << " kept " << kept * kGroup);
       CheckTile<kValues, kHeadDim, kGroup>(shape, random);
       if (testing::Test::HasFatalFailure()) return;

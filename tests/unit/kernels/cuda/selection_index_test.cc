@@ -142,7 +142,7 @@ TEST(SelectionIndex, PartsCoverWhatWasTaken) {
   TestRandom random;
   for (int round = 0; round < 300; ++round) {
     StepSelection selection = {.choices = static_cast<std::uint32_t>(random.Between(1, 5))};
-    std::vector<TakenRange> ranges(selection.choices + 1);
+    std::vector<SelectedRange> ranges(selection.choices + 1);
     std::vector<std::uint32_t> blocks(selection.choices);
     std::uint32_t taken = 0;
     std::uint32_t parts = 0;
@@ -158,7 +158,7 @@ TEST(SelectionIndex, PartsCoverWhatWasTaken) {
     const auto block_of = [&](std::uint32_t choice) { return blocks[choice]; };
     std::uint32_t next = 0;
     for (std::uint32_t part = 0; part < parts; ++part) {
-      const TakenSlice slice = SliceOfPart(ranges.data(), selection, part, block_of);
+      const SelectedSlice slice = SliceOfPart(ranges.data(), selection, part, block_of);
       ASSERT_EQ(slice.first, next);
       ASSERT_GT(slice.count, 0u);
       ASSERT_LE(slice.count * blocks[slice.choice], kSelectedEntries);
@@ -176,12 +176,12 @@ TEST(SelectionIndex, AnyRangesStayInTheList) {
   TestRandom random;
   for (int round = 0; round < 2000; ++round) {
     const StepSelection selection = {.choices = 3, .blocks = 50};
-    TakenRange ranges[4];
-    for (TakenRange& range : ranges) {
+    SelectedRange ranges[4];
+    for (SelectedRange& range : ranges) {
       range.first_taken = static_cast<std::uint32_t>(random.Border());
       range.first_part = static_cast<std::uint32_t>(random.Border());
     }
-    const TakenSlice slice =
+    const SelectedSlice slice =
         SliceOfPart(ranges, selection, static_cast<std::uint32_t>(random.Below(9)),
                     [](std::uint32_t) { return 16u; });
     if (slice.count == 0) continue;

@@ -129,7 +129,7 @@ class SelectionCall {
   std::vector<std::vector<std::uint32_t>> Taken(std::uint32_t selection_index) {
     const kernels::cuda::StepSelection& selection = step().selection(0, selection_index);
     const kernels::cuda::AttendParams all = params();
-    const kernels::cuda::TakenRange* ranges =
+    const kernels::cuda::SelectedRange* ranges =
         all.ranges + kernels::cuda::FirstRangeOf(selection, selection_index);
     std::vector<std::vector<std::uint32_t>> taken;
     for (std::uint32_t c = 0; c < selection.choices; ++c) {

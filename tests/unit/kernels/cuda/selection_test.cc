@@ -283,7 +283,7 @@ class ChoiceProblem {
          .taken = taken.data()});
     const std::vector<std::vector<std::uint32_t>> lists = call_->Taken(index);
     std::uint32_t parts = 0;
-    const TakenRange* ranges = params.ranges + FirstRangeOf(selection, index);
+    const SelectedRange* ranges = params.ranges + FirstRangeOf(selection, index);
     for (std::uint32_t c = 0; c < selection.choices; ++c) {
       const StepChoice& choice = step.choices(0)[selection.first_choice + c];
       std::vector<std::uint32_t> expected;

@@ -59,7 +59,7 @@ class KeysTest : public TileOpsTest {
                               .values = values.data()});
     return keys;
   }
-  static ExactElement TurnedBack(const EncodeCase& made, const float* row, std::uint32_t dim) {
+  static ExactElement UnrotatedKeys(const EncodeCase& made, const float* row, std::uint32_t dim) {
     if (made.rotation_kind == RotationKind::kNone) {
       return {.value = dim < made.shape.key.channels ? row[dim] : 0.0};
     }
@@ -106,7 +106,7 @@ TEST_F(KeysTest, AreWhatTilesHoldRotatedBack) {
         const std::vector<float> stored = Decoded(made);
         for (std::uint32_t at = 0; at < made.rows * head_dim; ++at) {
           const float* const row = stored.data() + at / head_dim * PaddedChannels(made.shape);
-          const ExactElement exact = TurnedBack(made, row, at % head_dim);
+          const ExactElement exact = UnrotatedKeys(made, row, at % head_dim);
           if (type == ElementType::kFp16 && std::fabs(exact.value) > kLargestFp16) continue;
           const double got = LoadElement(type, keys.data() + at * ElementBytes(type));
           ASSERT_LE(

@@ -63,7 +63,7 @@ TEST(TileLayout, IsTheSumOfItsArrays) {
   TestRandom random;
   for (int i = 0; i < 20000; ++i) {
     const TileShape shape = RandomServedShape(random);
-    ASSERT_EQ(WhyNotServed(shape), nullptr);
+    ASSERT_EQ(UnsupportedReason(shape), nullptr);
     const TileLayout layout = LayoutOf(shape);
     const std::uint32_t blocks = shape.block == 0 ? 0 : 32 / shape.block;
     ASSERT_EQ(shape.blocks(), blocks);
@@ -83,7 +83,7 @@ TEST(TileLayout, IsTheSumOfItsArrays) {
     ASSERT_EQ(layout.weights % 4, 0u);
     ASSERT_EQ(layout.block_data + blocks * layout.block_row.data, blocks * BlockBytes(shape));
     ASSERT_EQ(layout.summary_bytes, (blocks * BlockBytes(shape) + 3) / 4 * 4);
-    ASSERT_EQ(WholeBytes(layout), std::uint64_t{layout.bytes} + layout.summary_bytes);
+    ASSERT_EQ(TileAndSummaryBytes(layout), std::uint64_t{layout.bytes} + layout.summary_bytes);
   }
 }
 
@@ -134,7 +134,7 @@ TEST(TileLayout, MatchesThePublishedTable) {
                                  .key = {row.head_dim, row.kept},
                                  .value = {row.head_dim, row.kept},
                                  .group = static_cast<std::uint8_t>(1 << g)};
-        ASSERT_EQ(WhyNotServed(shape), nullptr);
+        ASSERT_EQ(UnsupportedReason(shape), nullptr);
         ASSERT_EQ(LayoutOf(shape).bytes, 32 * (IsScaled(type) ? row.scaled[g] : row.bf16[g]))
             << row.head_dim << " kept " << row.kept << " g " << (1 << g) << ' '
             << ValueTypeName(type);
@@ -150,18 +150,18 @@ TEST(TileLayout, MatchesThePublishedRatio) {
                      .value = {128, 32},
                      .summary = Summary::kMean,
                      .block = 8};
-  ASSERT_EQ(WholeBytes(LayoutOf(shape)), 32 * 170u);
+  ASSERT_EQ(TileAndSummaryBytes(LayoutOf(shape)), 32 * 170u);
   const double rotations = static_cast<double>(RotationBytes(shape, ElementType::kBf16)) / 65536;
   ASSERT_EQ(rotations, 1.0);
   const double dense = LayoutOf(DenseShape(128, ElementType::kBf16)).bytes / 32.0;
   ASSERT_EQ(dense, 512.0);
-  ASSERT_NEAR(dense / (static_cast<double>(WholeBytes(LayoutOf(shape))) / 32 + rotations), 2.994,
-              0.0005);
+  ASSERT_NEAR(dense / (static_cast<double>(TileAndSummaryBytes(LayoutOf(shape))) / 32 + rotations),
+              2.994, 0.0005);
   // Quest's summaries of dense tiles cost 6.25 % at 16 entries per block.
   TileShape quest = DenseShape(128, ElementType::kBf16);
   quest.summary = Summary::kMinMax;
   quest.block = 16;
-  ASSERT_EQ(WholeBytes(LayoutOf(quest)), 32 * 544u);
+  ASSERT_EQ(TileAndSummaryBytes(LayoutOf(quest)), 32 * 544u);
   // With a quarter of the channels truncated: 152 bytes, 3.37x.
   shape.summary = Summary::kNone;
   shape.block = 0;
@@ -272,7 +272,7 @@ TEST(TileShapes, WhyNotServedAtEveryBorder) {
   for (const Border& border : kBorders) {
     TileShape shape = kPacked;
     border.change(shape);
-    const char* reason = WhyNotServed(shape);
+    const char* reason = UnsupportedReason(shape);
     if (border.reason == nullptr) {
       ASSERT_EQ(reason, nullptr) << border.what << ": " << reason;
     } else {

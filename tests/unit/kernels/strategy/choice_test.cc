@@ -110,7 +110,7 @@ TEST(Choice, IsAmongAllSharesInAllGroups) {
   ASSERT_EQ(candidates.size(), 4u);
   for (std::size_t i = 0; i < 4; ++i) {
     const TileShape& shape = candidates[i].shape;
-    EXPECT_EQ(WhyNotServed(shape), nullptr);
+    EXPECT_EQ(UnsupportedReason(shape), nullptr);
     EXPECT_EQ(candidates[i].share, i / 2);
     EXPECT_EQ(shape.key.kept, i < 2 ? 32 : 16);
     EXPECT_EQ(shape.group, options.groups[i % 2]);

@@ -20,7 +20,7 @@ Matrix Times(Matrix rows, double factor) {
 // A supported shape, finite orthonormal rotations, and losses between 0 and 1.
 void ExpectSound(const Strategy& strategy) {
   const TileShape& shape = strategy.shape;
-  EXPECT_EQ(WhyNotServed(shape), nullptr);
+  EXPECT_EQ(UnsupportedReason(shape), nullptr);
   const double rounding = strategy.rotation_type == ElementType::kBf16 ? 1e-2 : 1e-5;
   for (const double loss : {strategy.loss.key, strategy.loss.value}) {
     EXPECT_GE(loss, -rounding);

@@ -79,7 +79,7 @@ std::vector<std::byte> Encode(const LaneRows& rows, const Strategy& strategy) {
   const TileLayout layout = LayoutOf(strategy.shape);
   std::vector<std::byte> prepared(reference.prepared_bytes(strategy.shape, rows.keys.type));
   reference.prepare_encode(strategy.shape, rows.keys.type, strategy.view(), prepared.data());
-  std::vector<std::byte> tile(WholeBytes(layout));
+  std::vector<std::byte> tile(TileAndSummaryBytes(layout));
   EXPECT_TRUE(reference.encode({.key = rows.keys.data,
                                 .value = rows.values.data,
                                 .stride = rows.keys.row_bytes(),
@@ -89,7 +89,7 @@ std::vector<std::byte> Encode(const LaneRows& rows, const Strategy& strategy) {
                                 .layout = layout,
                                 .prepared = prepared.data(),
                                 .tile = tile.data(),
-                                .summaries = SummariesBehind(tile.data(), layout)}));
+                                .summaries = SummariesAfter(tile.data(), layout)}));
   return tile;
 }
 

@@ -49,11 +49,11 @@ TEST(Reorder, IsGreedyPairingTwice) {
       }
     }
     const StoredRows stored(rows, ElementType::kFp32);
-    CoKept together(channels);
+    KeptTogetherCounts together(channels);
     for (const auto& row : stored.all()) {
       together.Add(std::vector<float>(row.begin(), row.end()).data(), kept);
     }
-    const ChannelOrder order = OrderByCoKept(together);
+    const ChannelOrder order = OrderByKeptTogether(together);
     ExpectPermutation(order, channels);
     EXPECT_EQ(order, OrderOf(plain::Reordered(Identity(channels), stored.all(), kept)))
         << kept << " of " << channels;
@@ -77,11 +77,11 @@ Matrix PlantedPairs(TestRandom& random, std::size_t count, std::uint32_t channel
 TEST(Reorder, FindsPlantedPairs) {
   TestRandom random;
   const Matrix rows = PlantedPairs(random, 1000, 64);
-  CoKept together(64);
+  KeptTogetherCounts together(64);
   for (const auto& row : rows) {
     together.Add(std::vector<float>(row.begin(), row.end()).data(), 16);
   }
-  const ChannelOrder order = OrderByCoKept(together);
+  const ChannelOrder order = OrderByKeptTogether(together);
   ExpectPermutation(order, 64);
   int found = 0;
   for (std::uint32_t c = 0; c < 32; c += 2) found += order[c + 1] - order[c] == 2 ? 1 : 0;

@@ -115,7 +115,7 @@ TEST(Strategy, CutsTheWeakestChannelsOff) {
     const Strategy strategy = lane.Make(options);
     EXPECT_EQ(strategy.shape.key.channels, head_dim / 4 * 3);
     EXPECT_EQ(strategy.shape.key.kept, head_dim / 4 * 3);
-    EXPECT_EQ(WhyNotServed(strategy.shape), nullptr);
+    EXPECT_EQ(UnsupportedReason(strategy.shape), nullptr);
     // The total loss equals the share of energy in the weakest eigenvalues.
     if (head_dim != 64) continue;
     std::vector<double> values;

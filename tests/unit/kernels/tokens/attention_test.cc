@@ -58,7 +58,7 @@ TEST(Attention, SharesAmongSomeKeys) {
     std::vector<std::uint32_t> all(keys.count());
     std::iota(all.begin(), all.end(), 0u);
     std::vector<double> shares(keys.count(), 1);
-    AddSharesAmong({.products = products}, all, geometry, 0.5, shares);
+    AddSharesOfVisible({.products = products}, all, geometry, 0.5, shares);
     std::vector<double> expected(keys.count());
     attention.Add(
         keys.range(),
@@ -71,7 +71,7 @@ TEST(Attention, SharesAmongSomeKeys) {
       if (random.OneIn(2)) some.push_back(i);
     }
     std::vector<double> among(some.size());
-    AddSharesAmong({.products = products}, some, geometry, 1, among);
+    AddSharesOfVisible({.products = products}, some, geometry, 1, among);
     if (some.empty()) continue;
     EXPECT_NEAR(std::accumulate(among.begin(), among.end(), 0.0), 1, 1e-9);
     for (std::size_t i = 1; i < some.size(); ++i) {
@@ -110,10 +110,10 @@ TEST(Attention, AKeyCountsForAllThatItStandsFor) {
       expected[key_of[token]] += paid_each[token];
     }
     std::vector<double> shares(keys.count());
-    KeyLook look = {.queries = query.range(),
-                    .visible = FullRanges(1, keys.count()),
-                    .log2_weights = Log2Weights(weights),
-                    .sums = shares};
+    KeyObservation look = {.queries = query.range(),
+                           .visible = FullRanges(1, keys.count()),
+                           .log2_weights = Log2Weights(weights),
+                           .sums = shares};
     attention.Add(keys.range(), look);
     EXPECT_THAT(shares, Pointwise(DoubleNear(1e-6), expected));
 
@@ -124,8 +124,8 @@ TEST(Attention, AKeyCountsForAllThatItStandsFor) {
     std::vector<std::uint32_t> all(keys.count());
     std::iota(all.begin(), all.end(), 0u);
     std::vector<double> among(keys.count());
-    AddSharesAmong({.products = products, .log2_weights = look.log2_weights}, all, geometry, 1,
-                   among);
+    AddSharesOfVisible({.products = products, .log2_weights = look.log2_weights}, all, geometry, 1,
+                       among);
     EXPECT_THAT(among, Pointwise(DoubleNear(1e-6), expected));
   }
 }
@@ -137,12 +137,12 @@ TEST(Attention, AKeyLooksAtAPartOfItsLane) {
   const LayerGeometry geometry = TestGeometry();
   AttentionSums attention(ReferenceOperations(), geometry);
   std::vector<double> products(7, 1);
-  const KeyLook look = {.key = 3,
-                        .first = 11,
-                        .visible = {.begin = {1}, .end = {6}},
-                        .logits = true,
-                        .sums = products};
-  ASSERT_EQ(LookProblem(look, 20), "");
+  const KeyObservation look = {.key = 3,
+                               .first = 11,
+                               .visible = {.begin = {1}, .end = {6}},
+                               .logits = true,
+                               .sums = products};
+  ASSERT_EQ(ObservationProblem(look, 20), "");
   attention.Add(keys.range(), look);
   for (std::uint64_t i = 0; i < 7; ++i) {
     const bool seen = 1 <= i && i < 6;
@@ -152,26 +152,26 @@ TEST(Attention, AKeyLooksAtAPartOfItsLane) {
 
 TEST(Attention, LooksBeyondTheLaneAreNamed) {
   std::vector<double> sums(5);
-  const KeyLook good = {
+  const KeyObservation good = {
       .queries = {.count = 2}, .first = 3, .visible = FullRanges(2, 5), .sums = sums};
-  EXPECT_EQ(LookProblem(good, 8), "");
-  EXPECT_NE(LookProblem(good, 7), "");
-  EXPECT_NE(LookProblem(good, 2), "");
-  KeyLook bad = good;
+  EXPECT_EQ(ObservationProblem(good, 8), "");
+  EXPECT_NE(ObservationProblem(good, 7), "");
+  EXPECT_NE(ObservationProblem(good, 2), "");
+  KeyObservation bad = good;
   bad.visible.end[1] = 6;
-  EXPECT_NE(LookProblem(bad, 8), "");
+  EXPECT_NE(ObservationProblem(bad, 8), "");
   bad = good;
   bad.queries.count = 3;
-  EXPECT_NE(LookProblem(bad, 8), "");
+  EXPECT_NE(ObservationProblem(bad, 8), "");
   bad = good;
   bad.log2_weights = {1, 2, 3, 4};
-  EXPECT_NE(LookProblem(bad, 8), "");
+  EXPECT_NE(ObservationProblem(bad, 8), "");
   bad = good;
   bad.visible = FullRanges(1, 5);
   bad.key = 7;
-  EXPECT_EQ(LookProblem(bad, 8), "");
+  EXPECT_EQ(ObservationProblem(bad, 8), "");
   bad.key = 8;
-  EXPECT_NE(LookProblem(bad, 8), "");
+  EXPECT_NE(ObservationProblem(bad, 8), "");
 }
 
 TEST(Attention, NothingIsPaidWhereNothingIsSeen) {
@@ -185,7 +185,7 @@ TEST(Attention, NothingIsPaidWhereNothingIsSeen) {
                 {.queries = query.range(), .visible = {.begin = {2}, .end = {2}}, .sums = sums});
   EXPECT_THAT(sums, ElementsAre(0, 0, 0));
   attention.Add({}, {.queries = query.range(), .visible = FullRanges(1, 0)});
-  AddSharesAmong({}, {}, geometry, 1, {});
+  AddSharesOfVisible({}, {}, geometry, 1, {});
 }
 
 }  // namespace

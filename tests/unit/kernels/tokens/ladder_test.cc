@@ -261,8 +261,8 @@ TEST(Ladder, TogetherLayersCoverEverything) {
 }
 
 // A second implementation of the official rule, with lists.
-void PlainStep(const LadderOptions& options, std::uint32_t layer, LadderState& state,
-               std::vector<std::uint32_t>& held) {
+void ReferenceStep(const LadderOptions& options, std::uint32_t layer, LadderState& state,
+                   std::vector<std::uint32_t>& held) {
   const auto l = static_cast<std::int64_t>(options.layers);
   const auto s = static_cast<std::int64_t>(options.span);
   const auto o = static_cast<std::int64_t>(options.overlap);
@@ -325,7 +325,7 @@ TEST(Ladder, IsTheRuleWrittenWithLists) {
         plain.push_back(tokens++);
       }
       StepLadder(options, layer, state, held);
-      PlainStep(options, layer, plain_state, plain);
+      ReferenceStep(options, layer, plain_state, plain);
       ASSERT_THAT(held, ElementsAreArray(plain));
       ASSERT_EQ(state.cursor, plain_state.cursor);
       ASSERT_EQ(state.capacity, plain_state.capacity);

@@ -34,15 +34,15 @@ class ThinTest : public CompactorTest {
 TEST_F(ThinTest, RowsKeepLessAndTheMemoryIsThere) {
   Track track = Sealed(Pressed());
   EXPECT_THAT(FormsOf(track), ElementsAre("16 kept: 256", "16 kept: 256", "16 kept: 88"));
-  EXPECT_FALSE(track.sequence->made_by_hand());
+  EXPECT_FALSE(track.sequence->has_manual_changes());
   const std::uint64_t before = track.sequence->Describe(false).tile_bytes;
-  const Compactor::ThinOutcome outcome = compactor_.Thin(*track.sequence, kAll);
+  const Compactor::ReduceOutcome outcome = compactor_.Thin(*track.sequence, kAll);
   EXPECT_TRUE(outcome.hindrance.ok()) << outcome.hindrance;
   EXPECT_EQ(outcome.gained.segments, 3u * model_->lanes());
   EXPECT_THAT(FormsOf(track), ElementsAre("8 kept: 256", "8 kept: 256", "8 kept: 88"));
   EXPECT_EQ(track.sequence->Describe(false).tile_bytes, before - outcome.gained.bytes);
   EXPECT_EQ(Shown(track), "");
-  EXPECT_TRUE(track.sequence->made_by_hand());  // cannot be published
+  EXPECT_TRUE(track.sequence->has_manual_changes());  // cannot be published
   // Reduced only once.
   EXPECT_EQ(compactor_.Thin(*track.sequence, kAll).gained.segments, 0u);
   // It continues as usual.
@@ -53,7 +53,7 @@ TEST_F(ThinTest, RowsKeepLessAndTheMemoryIsThere) {
 
 TEST_F(ThinTest, TheOldestFirstAndNoMoreThanIsWanted) {
   Track track = Sealed(Pressed());
-  const Compactor::ThinOutcome one = compactor_.Thin(*track.sequence, 1);
+  const Compactor::ReduceOutcome one = compactor_.Thin(*track.sequence, 1);
   EXPECT_EQ(one.gained.segments, 1u);
   EXPECT_GT(one.gained.bytes, 0u);
   EXPECT_THAT(FormsOf(track), ElementsAre("8 kept: 256", "16 kept: 256", "16 kept: 88"));
@@ -65,7 +65,7 @@ TEST_F(ThinTest, OnlyWherethePolicySaysSo) {
   EXPECT_EQ(compactor_.Thin(*track.sequence, kAll).gained.segments, 0u);
   Track quest = Sealed(Quest());
   EXPECT_EQ(compactor_.Thin(*quest.sequence, kAll).gained.segments, 0u);
-  EXPECT_FALSE(track.sequence->made_by_hand());
+  EXPECT_FALSE(track.sequence->has_manual_changes());
 }
 
 TEST_F(ThinTest, WhatIsSharedStays) {
@@ -75,7 +75,7 @@ TEST_F(ThinTest, WhatIsSharedStays) {
   EXPECT_EQ(compactor_.Thin(*fork.sequence, kAll).gained.segments, 0u);
   Append(fork, 300, 1, true);
   RunAll();
-  const Compactor::ThinOutcome own = compactor_.Thin(*fork.sequence, kAll);
+  const Compactor::ReduceOutcome own = compactor_.Thin(*fork.sequence, kAll);
   EXPECT_EQ(own.gained.segments, 2u * model_->lanes());
   EXPECT_EQ(Shown(track), "");
   EXPECT_EQ(Shown(fork), "");

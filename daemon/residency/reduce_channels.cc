@@ -1,4 +1,4 @@
-#include "daemon/residency/thin_segments.h"
+#include "daemon/residency/reduce_channels.h"
 
 #include <algorithm>
 #include <memory>
@@ -19,7 +19,7 @@ struct Candidate {
 std::vector<Candidate> LeastRecentFirst(const cache::Tenant& tenant) {
   std::vector<Candidate> candidates;
   for (std::shared_ptr<cache::Sequence>& sequence : tenant.Sequences()) {
-    const Clock::TimePoint last_use = sequence->LookForRest().last_use;
+    const Clock::TimePoint last_use = sequence->GetIdleState().last_use;
     candidates.push_back({std::move(sequence), last_use});
   }
   std::sort(candidates.begin(), candidates.end(),
@@ -29,14 +29,14 @@ std::vector<Candidate> LeastRecentFirst(const cache::Tenant& tenant) {
 
 }  // namespace
 
-Relief ThinSegments::RelievePressure(cache::Tenant& tenant, const Need& need) {
+Relief ReduceChannels::RelievePressure(cache::Tenant& tenant, const Need& need) {
   Relief relief;
   relief.hindrance = "no policy allows re-encoding with fewer channels (mosaickv's option pressed)";
   for (const Candidate& candidate : LeastRecentFirst(tenant)) {
     // A lane's new form needs room beside the old one. Repeat while something is gained, since the
     // memory that one lane frees is room for the next.
     while (relief.bytes < need.bytes) {
-      const compaction::Compactor::ThinOutcome outcome =
+      const compaction::Compactor::ReduceOutcome outcome =
           compactor_->Thin(*candidate.sequence, need.bytes - relief.bytes);
       relief.bytes += outcome.gained.bytes;
       relief.steps += outcome.gained.segments;

@@ -1,4 +1,4 @@
-#include "client/bench/workload/own_tiles.h"
+#include "client/bench/workload/local_cache.h"
 
 #include <sys/mman.h>
 
@@ -17,7 +17,7 @@ constexpr std::size_t kHugePage = std::size_t{2} << 20;
 
 }  // namespace
 
-OwnTiles::OwnTiles(const llm::Config& config, std::uint32_t sequences, std::uint32_t max_tokens)
+LocalCache::LocalCache(const llm::Config& config, std::uint32_t sequences, std::uint32_t max_tokens)
     : config_(config), sequences_(sequences), max_tokens_(max_tokens) {
   const kernels::DenseTile tile = {config.head_dim, kernels::ElementType::kBf16};
   const std::uint32_t tiles = (max_tokens + kernels::kTileEntries - 1) / kernels::kTileEntries;
@@ -42,8 +42,8 @@ OwnTiles::OwnTiles(const llm::Config& config, std::uint32_t sequences, std::uint
 }
 
 // As in a pool: whole tiles belong to the segment, the last one to the tail.
-void OwnTiles::Append(Lane& lane, std::uint32_t token, const std::uint16_t* key,
-                      const std::uint16_t* value) {
+void LocalCache::Append(Lane& lane, std::uint32_t token, const std::uint16_t* key,
+                        const std::uint16_t* value) {
   shm::StoreRow(lane.ring, token, key, value);
   lane.segment.entries = token / kernels::kTileEntries * kernels::kTileEntries;
   lane.view.segment_count = lane.segment.entries == 0 ? 0 : 1;
@@ -51,8 +51,8 @@ void OwnTiles::Append(Lane& lane, std::uint32_t token, const std::uint16_t* key,
   lane.view.tail.end = token + 1;
 }
 
-void OwnTiles::Fill(const std::vector<std::vector<std::uint16_t>>& keys,
-                    const std::vector<std::vector<std::uint16_t>>& values) {
+void LocalCache::Fill(const std::vector<std::vector<std::uint16_t>>& keys,
+                      const std::vector<std::vector<std::uint16_t>>& values) {
   TESSERA_CHECK(tokens_ == 0, "Fill is called once");
   const std::size_t row = config_.kv_row();
   tokens_ = static_cast<std::uint32_t>(keys.at(0).size() / row);
@@ -69,7 +69,7 @@ void OwnTiles::Fill(const std::vector<std::vector<std::uint16_t>>& keys,
   }
 }
 
-absl::Status OwnTiles::Attend(const llm::LayerRows& rows, std::span<float> output) {
+absl::Status LocalCache::Attend(const llm::LayerRows& rows, std::span<float> output) {
   const std::size_t kv_row = config_.kv_row(), query_row = config_.query_row();
   TESSERA_CHECK(rows.key.size() == sequences_ * kv_row, "one token per sequence");
   TESSERA_CHECK(tokens_ < max_tokens_, "room for another token");

@@ -1,10 +1,10 @@
-#include "daemon/compaction/lanes/lane_thinner.h"
+#include "daemon/compaction/lanes/channel_reducer.h"
 
 #include <algorithm>
 #include <utility>
 
 #include "daemon/cache/segment/build.h"
-#include "kernels/strategy/thin.h"
+#include "kernels/strategy/reduce.h"
 
 namespace tessera::compaction {
 
@@ -12,12 +12,12 @@ using cache::HeldSegment;
 using cache::Segment;
 using kernels::kTileEntries;
 
-absl::StatusOr<std::optional<cache::LaneSwap>> LaneThinner::Thin() {
+absl::StatusOr<std::optional<cache::LaneSwap>> ChannelReducer::Thin() {
   cache::LaneSwap swap = {.whole = true, .by_hand = true};
   absl::Status full;
   for (const HeldSegment& held : run_.settled) {
     swap.held.push_back(held);
-    if (!full.ok() || thinned_.bytes >= options_.bytes || IsShared(held)) continue;
+    if (!full.ok() || reduced_.bytes >= options_.bytes || IsShared(held)) continue;
     absl::StatusOr<std::shared_ptr<Segment>> thinner = Thinner(held);
     if (absl::IsResourceExhausted(thinner.status())) {
       full = thinner.status();
@@ -25,12 +25,12 @@ absl::StatusOr<std::optional<cache::LaneSwap>> LaneThinner::Thin() {
     }
     if (!thinner.ok()) return thinner.status();
     if (*thinner == nullptr) continue;
-    thinned_.bytes += held.segment->tile_bytes() - (*thinner)->tile_bytes();
-    ++thinned_.segments;
+    reduced_.bytes += held.segment->tile_bytes() - (*thinner)->tile_bytes();
+    ++reduced_.segments;
     swap.held.back().segment = *std::move(thinner);
   }
-  if (thinned_.segments == 0 && !full.ok()) return full;
-  if (thinned_.segments == 0) return std::nullopt;
+  if (reduced_.segments == 0 && !full.ok()) return full;
+  if (reduced_.segments == 0) return std::nullopt;
   swap.held.insert(swap.held.end(), run_.provisional.begin(), run_.provisional.end());
   swap.held.insert(swap.held.end(), run_.plain.begin(), run_.plain.end());
   // New tiles still go into the growing segment, unless it was re-encoded.
@@ -41,14 +41,14 @@ absl::StatusOr<std::optional<cache::LaneSwap>> LaneThinner::Thin() {
 }
 
 // Whether there are references besides those of the lane, the run and the swap.
-bool LaneThinner::IsShared(const HeldSegment& held) const {
+bool ChannelReducer::IsShared(const HeldSegment& held) const {
   const long own = 2 + (held.segment == run_.previous) + (held.segment == run_.packed);
   return held.segment.use_count() > own + 1;  // + 1: the swap
 }
 
-absl::StatusOr<std::shared_ptr<Segment>> LaneThinner::Thinner(const HeldSegment& held) const {
+absl::StatusOr<std::shared_ptr<Segment>> ChannelReducer::Thinner(const HeldSegment& held) const {
   const std::optional<kernels::TileShape> shape =
-      kernels::ThinnerShape(held.segment->shape(), options_.share);
+      kernels::ReducedShape(held.segment->shape(), options_.share);
   if (!shape.has_value()) return std::shared_ptr<Segment>();
   auto thinner = std::make_shared<Segment>(*shape, held.segment->first_position(),
                                            held.segment->shared_rotations());
@@ -65,7 +65,7 @@ absl::StatusOr<std::shared_ptr<Segment>> LaneThinner::Thinner(const HeldSegment&
   return thinner;
 }
 
-absl::Status LaneThinner::FillTiles(const HeldSegment& held, Segment& thinner) const {
+absl::Status ChannelReducer::FillTiles(const HeldSegment& held, Segment& thinner) const {
   device::Device& device = *options_.memory->device;
   const kernels::TileLayout from = kernels::LayoutOf(held.segment->shape());
   const kernels::TileLayout to = kernels::LayoutOf(thinner.shape());
@@ -85,13 +85,13 @@ absl::Status LaneThinner::FillTiles(const HeldSegment& held, Segment& thinner) c
     }
     if (!status.ok()) return status;
     const kernels::Stays of_tile =
-        kernels::ThinTile({.from = held.segment->shape(),
-                           .tile = tile.data(),
-                           .summaries = summaries.data(),
-                           .rows = rows,
-                           .to = thinner.shape(),
-                           .thinned = thinned.data(),
-                           .thinned_summaries = thinned_summaries.data()});
+        kernels::ReduceTile({.from = held.segment->shape(),
+                             .tile = tile.data(),
+                             .summaries = summaries.data(),
+                             .rows = rows,
+                             .to = thinner.shape(),
+                             .thinned = thinned.data(),
+                             .thinned_summaries = thinned_summaries.data()});
     stays.key += of_tile.key * rows;
     stays.value += of_tile.value * rows;
     status = device.Write(target.tile, thinned.data(), to.bytes);

@@ -1,4 +1,4 @@
-// Compactor::TakeHeadOf: a sequence adopts the segments of a published prefix, and the decisions
+// Compactor::AdoptPrefix: a sequence adopts the segments of a published prefix, and the decisions
 // that were made about them.
 
 #include <memory>
@@ -19,40 +19,41 @@ bool IsDense(const std::shared_ptr<ManagedSequence>& managed) {
 }  // namespace
 
 // Jobs of the sequence are held off meanwhile: a seal that failed with ABORTED would be lost.
-absl::Status Compactor::TakeHeadOf(cache::Sequence& sequence, const cache::Sequence& other) {
+absl::Status Compactor::AdoptPrefix(cache::Sequence& sequence, const cache::Sequence& other) {
   for (;;) {
     const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(sequence);
     const std::shared_ptr<ManagedSequence> theirs = ManagedSequence::Of(other);
-    if (managed == nullptr && IsDense(theirs)) return sequence.TakeHeadOf(other).status();
-    if (absl::Status status = MayTakeHead(sequence, other); !status.ok()) return status;
+    if (managed == nullptr && IsDense(theirs)) return sequence.AdoptPrefix(other).status();
+    if (absl::Status status = CheckAdoptable(sequence, other); !status.ok()) return status;
     if (managed == nullptr || (theirs == nullptr && !IsDense(managed))) {
       continue;  // the policy was replaced meanwhile
     }
-    absl::StatusOr<cache::Sequence::HeadTaken> taken = absl::UnknownError("not asked");
+    absl::StatusOr<cache::Sequence::PrefixAdoption> taken = absl::UnknownError("not asked");
     {
       const ManagedSequence::Pause pause(*managed);
       if (ManagedSequence::Of(sequence) != managed) continue;  // the policy was replaced
       const ManagedSequence::LanesHeld lanes(*managed);
-      taken = sequence.TakeHeadOf(other);
+      taken = sequence.AdoptPrefix(other);
       // A sequence that holds more tokens than the prefix dropped none of them, and its own state
       // is newer. Lane states are rebuilt when their run has changed.
-      if (taken.ok() && *taken == cache::Sequence::HeadTaken::kAll && theirs != nullptr) {
+      if (taken.ok() && *taken == cache::Sequence::PrefixAdoption::kAll && theirs != nullptr) {
         // A prefix never adopts a prefix, so pausing both cannot deadlock.
         const ManagedSequence::Pause their_pause(*theirs);
         if (ManagedSequence::Of(other) == theirs) {
-          managed->TakeDecisionsOf(*theirs, pause, their_pause);
+          managed->AdoptDecisions(*theirs, pause, their_pause);
         }
       }
     }
     for (std::uint32_t lane = 0; lane < sequence.model().lanes(); ++lane) {
-      LaneFree(sequence.shared_from_this(), *managed, lane);
+      OnLaneReleased(sequence.shared_from_this(), *managed, lane);
     }
     return taken.status();
   }
 }
 
 // Both must have the same policy, and no decision may be partly carried out.
-absl::Status Compactor::MayTakeHead(const cache::Sequence& sequence, const cache::Sequence& other) {
+absl::Status Compactor::CheckAdoptable(const cache::Sequence& sequence,
+                                       const cache::Sequence& other) {
   const policies::Policy own = PolicyOf(sequence);
   const policies::Policy theirs = PolicyOf(other);
   if (own.text != theirs.text) {

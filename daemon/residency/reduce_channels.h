@@ -1,4 +1,4 @@
-// `ThinSegments` is the last rung: it re-encodes sealed segments with fewer channels if their
+// `ReduceChannels` is the last rung: it re-encodes sealed segments with fewer channels if their
 // policy allows it (option `pressed`). The least recently used sequences come first, oldest
 // segments first.
 #pragma once
@@ -8,9 +8,9 @@
 
 namespace tessera::residency {
 
-class ThinSegments final : public Measure {
+class ReduceChannels final : public Measure {
  public:
-  explicit ThinSegments(compaction::Compactor* compactor) : compactor_(compactor) {}
+  explicit ReduceChannels(compaction::Compactor* compactor) : compactor_(compactor) {}
 
   std::string_view name() const override { return "thin"; }
   Relief RelievePressure(cache::Tenant& tenant, const Need& need) override;

@@ -18,7 +18,7 @@
 
 namespace tessera::policies {
 
-struct ShownLayerOptions {
+struct ObservedLayerOptions {
   std::uint32_t query_heads = 4;
   std::uint32_t kv_heads = 2;
   std::uint32_t head_dim = 64;
@@ -27,10 +27,10 @@ struct ShownLayerOptions {
   std::uint32_t layers = 4;
   std::uint32_t sliding_window = 0;
   float logit_softcap = 0;
-  std::uint32_t looks_at_once = 1;
+  std::uint32_t observations_per_call = 1;
 };
 
-class ShownLayer {
+class ObservedLayer {
  public:
   using Row = std::vector<float>;
   struct Entry {
@@ -39,8 +39,8 @@ class ShownLayer {
     float weight;
   };
 
-  ShownLayer(const ShownLayerOptions& options, const kernels::Operations& operations,
-             TestRandom& random)
+  ObservedLayer(const ObservedLayerOptions& options, const kernels::Operations& operations,
+                TestRandom& random)
       : options_(options), operations_(operations), normal_(0, 1), engine_(random.Bits()) {
     lanes_.resize(options.kv_heads);
     grown_keys_.resize(options.kv_heads);
@@ -85,7 +85,7 @@ class ShownLayer {
   std::vector<std::vector<Entry>>& lanes() { return lanes_; }
   std::vector<std::vector<Row>>& queries() { return queries_; }  // by head and position
   std::vector<TextMark>& text() { return text_; }
-  const ShownLayerOptions& options() const { return options_; }
+  const ObservedLayerOptions& options() const { return options_; }
   std::uint32_t group() const { return options_.query_heads / options_.kv_heads; }
 
   kernels::LayerGeometry geometry() const {
@@ -114,8 +114,8 @@ class ShownLayer {
     return SharesAmong(queries_[head][query], query, seen, causal);
   }
   // The same for tokens by position, with their original keys, even if their entries are evicted.
-  std::vector<double> SharesOfTokens(std::uint32_t head, std::uint64_t query,
-                                     const std::vector<std::uint64_t>& positions) const {
+  std::vector<double> SharesOfOriginalKeys(std::uint32_t head, std::uint64_t query,
+                                           const std::vector<std::uint64_t>& positions) const {
     std::vector<Seen> seen;
     for (const std::uint64_t position : positions) {
       seen.push_back({&grown_keys_[head / group()][position], position, 1});
@@ -191,7 +191,7 @@ class ShownLayer {
       ranges.push_back({.rows = held.rows.data(), .count = held.positions.size()});
     }
     scorer_ = std::make_shared<HostKeyScorer>(operations_, geometry(), std::move(ranges),
-                                              options_.looks_at_once);
+                                              options_.observations_per_call);
     query_views_.clear();
     for (const Held& head : shown_) {
       query_views_.push_back({.positions = head.positions, .rows = head.rows.data()});
@@ -314,7 +314,7 @@ class ShownLayer {
     return positions;
   }
 
-  ShownLayerOptions options_;
+  ObservedLayerOptions options_;
   const kernels::Operations& operations_;
   std::normal_distribution<double> normal_;
   std::mt19937_64 engine_;

@@ -12,16 +12,16 @@
 
 namespace tessera::tests {
 
-class WatchedDevice final : public device::Device {
+class CountingDevice final : public device::Device {
  public:
-  explicit WatchedDevice(device::Device& device) : device_(device) {}
+  explicit CountingDevice(device::Device& device) : device_(device) {}
 
   std::uint64_t reads() const { return reads_; }
   std::uint64_t loads() const { return loads_; }
   std::uint64_t looks() const { return looks_; }
   void set_most_lanes(int lanes) { most_lanes_ = lanes; }
   // All later observations return this status.
-  void FailLooks(absl::Status status) { look_status_ = std::move(status); }
+  void FailObservations(absl::Status status) { look_status_ = std::move(status); }
 
   const Description& description() const override { return device_.description(); }
   absl::Status health() const override { return device_.health(); }
@@ -75,12 +75,12 @@ class WatchedDevice final : public device::Device {
  private:
   class Keys final : public device::LaneKeys {
    public:
-    Keys(WatchedDevice& device, std::unique_ptr<device::LaneKeys> keys)
+    Keys(CountingDevice& device, std::unique_ptr<device::LaneKeys> keys)
         : device_(device), keys_(std::move(keys)) {
       ++device_.lanes_;
     }
     ~Keys() override { --device_.lanes_; }
-    absl::Status Look(std::span<const kernels::KeyLook> looks) override {
+    absl::Status Look(std::span<const kernels::KeyObservation> looks) override {
       ++device_.looks_;
       return device_.look_status_.ok() ? keys_->Look(looks) : device_.look_status_;
     }
@@ -94,7 +94,7 @@ class WatchedDevice final : public device::Device {
     absl::Status Read(std::byte* to) override { return keys_->Read(to); }
 
    private:
-    WatchedDevice& device_;
+    CountingDevice& device_;
     const std::unique_ptr<device::LaneKeys> keys_;
   };
 

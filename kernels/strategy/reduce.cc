@@ -1,4 +1,4 @@
-#include "kernels/strategy/thin.h"
+#include "kernels/strategy/reduce.h"
 
 #include <algorithm>
 #include <bitset>
@@ -94,7 +94,7 @@ Groups Strongest(const Strengths& strengths, std::uint32_t count, std::uint32_t 
 }
 
 // Returns the share of the row's energy that is kept. Adds dropped groups to `lost`.
-double ThinRow(const Side& side, const RowPlace& from, const RowPlace& to, Groups* lost) {
+double ReduceRow(const Side& side, const RowPlace& from, const RowPlace& to, Groups* lost) {
   const std::size_t group_bytes = side.group * ValueBytes(side.values);
   const std::uint32_t count = side.from.kept / side.group;
   const std::uint32_t wanted = side.to.kept / side.group;
@@ -137,8 +137,8 @@ void WidenBounds(const TileShape& shape, const Groups& lost, std::byte* bounds) 
   }
 }
 
-void ThinBlocks(const ThinJob& job, const TileLayout& from, const TileLayout& to,
-                const Groups* lost) {
+void ReduceSummaries(const ReduceJob& job, const TileLayout& from, const TileLayout& to,
+                     const Groups* lost) {
   const std::uint32_t blocks = (job.rows + job.from.block - 1) / job.from.block;
   const Side side = {
       ValuesOf(job.from.format), job.from.group, job.from.key, job.to.key, job.summaries,
@@ -152,25 +152,26 @@ void ThinBlocks(const ThinJob& job, const TileLayout& from, const TileLayout& to
       std::memcpy(side.is + is.data, side.was + was.data, from.block_row.data);
       WidenBounds(job.to, lost[b], side.is + is.data);
     } else {
-      ThinRow(side, was, is, nullptr);
+      ReduceRow(side, was, is, nullptr);
     }
   }
 }
 
 }  // namespace
 
-std::optional<TileShape> ThinnerShape(const TileShape& shape, double share) {
+std::optional<TileShape> ReducedShape(const TileShape& shape, double share) {
   if (!shape.packed()) return std::nullopt;
   TileShape thinner = shape;
   for (RowShape* row : {&thinner.key, &thinner.value}) {
     const std::uint32_t kept = KeptChannels(share, shape.group, shape.head_dim, row->channels);
     row->kept = std::min(row->kept, static_cast<std::uint16_t>(kept));
   }
-  if (WholeBytes(LayoutOf(thinner)) >= WholeBytes(LayoutOf(shape))) return std::nullopt;
+  if (TileAndSummaryBytes(LayoutOf(thinner)) >= TileAndSummaryBytes(LayoutOf(shape)))
+    return std::nullopt;
   return thinner;
 }
 
-Stays ThinTile(const ThinJob& job) {
+Stays ReduceTile(const ReduceJob& job) {
   const TileLayout from = LayoutOf(job.from);
   const TileLayout to = LayoutOf(job.to);
   std::memset(job.thinned, 0, to.bytes);
@@ -182,14 +183,14 @@ Stays ThinTile(const ThinJob& job) {
   Stays sums = {0, 0};
   for (std::uint32_t row = 0; row < job.rows; ++row) {
     sums.key +=
-        ThinRow(keys, PlaceOf(from.key_bits, from.key_scales, from.key_data, from.key_row, row),
-                PlaceOf(to.key_bits, to.key_scales, to.key_data, to.key_row, row),
-                job.from.block == 0 ? nullptr : &lost[row / job.from.block]);
-    sums.value += ThinRow(
+        ReduceRow(keys, PlaceOf(from.key_bits, from.key_scales, from.key_data, from.key_row, row),
+                  PlaceOf(to.key_bits, to.key_scales, to.key_data, to.key_row, row),
+                  job.from.block == 0 ? nullptr : &lost[row / job.from.block]);
+    sums.value += ReduceRow(
         vectors, PlaceOf(from.value_bits, from.value_scales, from.value_data, from.value_row, row),
         PlaceOf(to.value_bits, to.value_scales, to.value_data, to.value_row, row), nullptr);
   }
-  if (job.from.summary != Summary::kNone) ThinBlocks(job, from, to, lost);
+  if (job.from.summary != Summary::kNone) ReduceSummaries(job, from, to, lost);
   constexpr std::size_t kWord = 4;  // a weight, or a position
   if (job.from.weights) {
     std::memcpy(job.thinned + to.weights, job.tile + from.weights, kTileEntries * kWord);

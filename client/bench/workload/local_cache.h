@@ -16,9 +16,9 @@
 namespace tessera::cli::bench {
 
 // Decodes a batch, one token of each sequence per step.
-class OwnTiles final : public llm::Attention {
+class LocalCache final : public llm::Attention {
  public:
-  OwnTiles(const llm::Config& config, std::uint32_t sequences, std::uint32_t max_tokens);
+  LocalCache(const llm::Config& config, std::uint32_t sequences, std::uint32_t max_tokens);
 
   // Fills every sequence of the batch with the same prompt: for each layer,
   // [tokens][kv_heads][head_dim]. Called once.

@@ -15,9 +15,9 @@
 
 namespace tessera::compaction {
 
-class LaneGather {
+class EntryDropper {
  public:
-  LaneGather(const cache::TenantMemory& memory, const cache::OpenRun& run);
+  EntryDropper(const cache::TenantMemory& memory, const cache::OpenRun& run);
 
   // Keeps what the decision about the first `decided` entries keeps, and all later entries.
   absl::StatusOr<std::optional<cache::LaneSwap>> Keep(const policies::LaneDecision& decision,

@@ -13,14 +13,14 @@ namespace tessera::kernels {
 
 // The shape whose rows keep at most `share` of head_dim, in whole groups. Nullopt if that would not
 // make tiles smaller.
-std::optional<TileShape> ThinnerShape(const TileShape& shape, double share);
+std::optional<TileShape> ReducedShape(const TileShape& shape, double share);
 
-struct ThinJob {
+struct ReduceJob {
   TileShape from;
   const std::byte* tile;
   const std::byte* summaries;
   std::uint32_t rows;  // rows of the tile that hold entries, at most 32
-  TileShape to;        // ThinnerShape(from, a share)
+  TileShape to;        // ReducedShape(from, a share)
   std::byte* thinned;  // LayoutOf(to).bytes
   std::byte* thinned_summaries;
 };
@@ -33,6 +33,6 @@ struct Stays {
 
 // Mean keys keep their strongest channels. Min/max bounds are widened to include 0 in channels that
 // a key of the block lost, so they still bound the remaining values.
-Stays ThinTile(const ThinJob& job);
+Stays ReduceTile(const ReduceJob& job);
 
 }  // namespace tessera::kernels

@@ -1,4 +1,4 @@
-#include "daemon/compaction/lanes/lane_gather.h"
+#include "daemon/compaction/lanes/entry_dropper.h"
 
 #include <algorithm>
 #include <utility>
@@ -30,10 +30,10 @@ bool SameForm(const Segment& a, const Segment& b) {
 
 }  // namespace
 
-LaneGather::LaneGather(const cache::TenantMemory& memory, const cache::OpenRun& run)
+EntryDropper::EntryDropper(const cache::TenantMemory& memory, const cache::OpenRun& run)
     : memory_(memory), sources_(AllOf(run)), growing_(run.grows ? run.previous.get() : nullptr) {}
 
-absl::StatusOr<std::optional<cache::LaneSwap>> LaneGather::Keep(
+absl::StatusOr<std::optional<cache::LaneSwap>> EntryDropper::Keep(
     const policies::LaneDecision& decision, std::uint64_t decided) {
   TESSERA_CHECK(!decision.merges(), "merged entries must be re-encoded");
   cache::LaneSwap swap = {.whole = true, .drops = true};
@@ -68,7 +68,7 @@ absl::StatusOr<std::optional<cache::LaneSwap>> LaneGather::Keep(
   return swap;
 }
 
-absl::Status LaneGather::Flush(std::vector<HeldSegment>& held) {
+absl::Status EntryDropper::Flush(std::vector<HeldSegment>& held) {
   for (std::size_t first = 0; first < rows_.size(); first += kMostEntries) {
     const std::size_t count = std::min(kMostEntries, rows_.size() - first);
     absl::StatusOr<std::shared_ptr<Segment>> segment = NewSegment(first, count);
@@ -80,8 +80,8 @@ absl::Status LaneGather::Flush(std::vector<HeldSegment>& held) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::shared_ptr<Segment>> LaneGather::NewSegment(std::size_t first,
-                                                                std::size_t count) {
+absl::StatusOr<std::shared_ptr<Segment>> EntryDropper::NewSegment(std::size_t first,
+                                                                  std::size_t count) {
   auto list = std::make_shared<cache::EntryList>();
   const std::uint64_t position = rows_[first].from->PositionOf(rows_[first].entry);
   for (std::size_t i = first; i < first + count; ++i) {
@@ -108,7 +108,7 @@ absl::StatusOr<std::shared_ptr<Segment>> LaneGather::NewSegment(std::size_t firs
   return segment;
 }
 
-absl::Status LaneGather::FillTiles(const Segment& segment, std::size_t first, std::size_t count) {
+absl::Status EntryDropper::FillTiles(const Segment& segment, std::size_t first, std::size_t count) {
   std::vector<kernels::GatherRow> rows;
   for (std::size_t i = first; i < first + count; ++i) {
     const Row& row = rows_[i];

@@ -1,4 +1,4 @@
-#include "kernels/strategy/thin.h"
+#include "kernels/strategy/reduce.h"
 
 #include <algorithm>
 #include <cstring>
@@ -132,28 +132,28 @@ double ExpectThinned(const StoredRow& before, const StoredRow& after) {
   return SquaredLength(was) == 0 ? 1 : SquaredLength(is) / SquaredLength(was);
 }
 
-TEST(ThinTile, KeepsTheStrongestOfWhatThereIs) {
+TEST(ReduceTile, KeepsTheStrongestOfWhatThereIs) {
   TestRandom random;
   int thinned_tiles = 0;
   for (int round = 0; round < 200; ++round) {
     const DrawnTile tile = Draw(random);
     constexpr double kShares[] = {0.01, 0.0625, 0.125, 0.25, 0.4};
-    const std::optional<TileShape> shape = ThinnerShape(tile.shape, random.Pick(kShares));
+    const std::optional<TileShape> shape = ReducedShape(tile.shape, random.Pick(kShares));
     if (!shape.has_value()) continue;
     ++thinned_tiles;
     const TileLayout from = LayoutOf(tile.shape);
     const TileLayout to = LayoutOf(*shape);
-    ASSERT_LT(WholeBytes(to), WholeBytes(from));
-    ASSERT_EQ(WhyNotServed(*shape), nullptr);
+    ASSERT_LT(TileAndSummaryBytes(to), TileAndSummaryBytes(from));
+    ASSERT_EQ(UnsupportedReason(*shape), nullptr);
     std::vector<std::byte> thinned(to.bytes, std::byte{0xff});
     std::vector<std::byte> thinned_summaries(to.summary_bytes, std::byte{0xff});
-    const Stays stays = ThinTile({.from = tile.shape,
-                                  .tile = tile.bytes.data(),
-                                  .summaries = tile.summaries.data(),
-                                  .rows = tile.rows,
-                                  .to = *shape,
-                                  .thinned = thinned.data(),
-                                  .thinned_summaries = thinned_summaries.data()});
+    const Stays stays = ReduceTile({.from = tile.shape,
+                                    .tile = tile.bytes.data(),
+                                    .summaries = tile.summaries.data(),
+                                    .rows = tile.rows,
+                                    .to = *shape,
+                                    .thinned = thinned.data(),
+                                    .thinned_summaries = thinned_summaries.data()});
     double key = 0;
     double value = 0;
     for (std::uint32_t row = 0; row < tile.rows; ++row) {
@@ -177,20 +177,20 @@ TEST(ThinTile, KeepsTheStrongestOfWhatThereIs) {
   EXPECT_GT(thinned_tiles, 60);
 }
 
-TEST(ThinTile, BlocksSumUpWhatIsLeft) {
+TEST(ReduceTile, BlocksSumUpWhatIsLeft) {
   TestRandom random;
   int means = 0;
   int bounds = 0;
   for (int round = 0; round < 300; ++round) {
     const DrawnTile tile = Draw(random);
-    const std::optional<TileShape> shape = ThinnerShape(tile.shape, 0.0625);
+    const std::optional<TileShape> shape = ReducedShape(tile.shape, 0.0625);
     if (!shape.has_value() || shape->summary == Summary::kNone) continue;
     const TileLayout from = LayoutOf(tile.shape);
     const TileLayout to = LayoutOf(*shape);
     std::vector<std::byte> thinned(to.bytes);
     std::vector<std::byte> summaries(to.summary_bytes);
-    ThinTile({tile.shape, tile.bytes.data(), tile.summaries.data(), tile.rows, *shape,
-              thinned.data(), summaries.data()});
+    ReduceTile({tile.shape, tile.bytes.data(), tile.summaries.data(), tile.rows, *shape,
+                thinned.data(), summaries.data()});
     for (std::uint32_t b = 0; b * tile.shape.block < tile.rows; ++b) {
       const StoredRow before = BlockRow(tile.shape, from, tile.summaries.data(), b);
       const StoredRow after = BlockRow(*shape, to, summaries.data(), b);
@@ -218,19 +218,19 @@ TEST(ThinTile, BlocksSumUpWhatIsLeft) {
   EXPECT_GT(bounds, 50);
 }
 
-TEST(ThinnerShape, IsNoneWhereNothingBecomesSmaller) {
+TEST(ReducedShape, IsNoneWhereNothingBecomesSmaller) {
   const TileShape quarter = {
       .format = TileFormat::kPackedBf16, .key = {128, 32}, .value = {128, 32}, .group = 4};
-  EXPECT_FALSE(ThinnerShape(quarter, 0.25).has_value());
-  EXPECT_FALSE(ThinnerShape(quarter, 0.9).has_value());
-  EXPECT_FALSE(ThinnerShape(DenseShape(128, ElementType::kBf16), 0.125).has_value());
-  const std::optional<TileShape> least = ThinnerShape(quarter, 0.001);
+  EXPECT_FALSE(ReducedShape(quarter, 0.25).has_value());
+  EXPECT_FALSE(ReducedShape(quarter, 0.9).has_value());
+  EXPECT_FALSE(ReducedShape(DenseShape(128, ElementType::kBf16), 0.125).has_value());
+  const std::optional<TileShape> least = ReducedShape(quarter, 0.001);
   ASSERT_TRUE(least.has_value());
   EXPECT_EQ(least->key.kept, 4);  // one group
   // Reduces only one side, if the other has no more channels than that.
   TileShape uneven = quarter;
   uneven.value.kept = 8;
-  const std::optional<TileShape> even = ThinnerShape(uneven, 0.125);
+  const std::optional<TileShape> even = ReducedShape(uneven, 0.125);
   ASSERT_TRUE(even.has_value());
   EXPECT_EQ(even->key.kept, 16);
   EXPECT_EQ(even->value.kept, 8);

@@ -1,7 +1,7 @@
 // Lanes after token policies: stored rows are gathered unchanged, and keys re-rotated to other
 // positions.
 
-#include "daemon/compaction/lanes/lane_gather.h"
+#include "daemon/compaction/lanes/entry_dropper.h"
 
 #include <algorithm>
 #include <cmath>
@@ -119,7 +119,7 @@ class LaneGatherTest : public CompactionFixture {
             options.decision = &decision;
             options.decided = run.plain_entries();
             options.first_position = run.first_position;
-            if (form == 2) return LaneCoder(options, run).Seal(SealWish::Everything());
+            if (form == 2) return LaneCoder(options, run).Seal(SealRequest::Everything());
             policies::Policy none;
             options.policy = &none;
             return LaneCoder(options, run).Retain();
@@ -132,7 +132,7 @@ class LaneGatherTest : public CompactionFixture {
   absl::Status Keep(const Track& track, const policies::LaneDecision& decision,
                     std::uint64_t decided) {
     return track.sequence->Recode({.lane = 0, .whole = true}, [&](const cache::OpenRun& run) {
-      return LaneGather(track.sequence->memory(), run).Keep(decision, decided);
+      return EntryDropper(track.sequence->memory(), run).Keep(decision, decided);
     });
   }
 
@@ -273,7 +273,7 @@ class KeyTurnerTest : public testing::Test {
     return row;
   }
   static Row Turned(const cache::ModelSpec& spec, Row row, std::int64_t by) {
-    KeyTurner(spec, kTile).Turn(reinterpret_cast<std::byte*>(row.data()), by);
+    RopeShift(spec, kTile).Turn(reinterpret_cast<std::byte*>(row.data()), by);
     return row;
   }
   static void ExpectNear(const Row& a, const Row& b) {
@@ -357,27 +357,27 @@ TEST_F(KeyTurnerTest, TurnsByTheModelsOwnFrequencies) {
 }
 
 TEST_F(KeyTurnerTest, SaysWhatItCannotTurn) {
-  EXPECT_TRUE(KeyTurner::WhyNot(spec_).ok());
+  EXPECT_TRUE(RopeShift::WhyNot(spec_).ok());
   for (const char* const scaling : {"yarn", "llama3"}) {
     spec_.rope_scaling = scaling;
     spec_.rope_frequencies.clear();
-    const absl::Status status = KeyTurner::WhyNot(spec_);
+    const absl::Status status = RopeShift::WhyNot(spec_);
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
     EXPECT_NE(status.message().find("Rope.frequency"), std::string::npos) << status;
     spec_.rope_frequencies = {1, 0.5};
-    EXPECT_TRUE(KeyTurner::WhyNot(spec_).ok());
+    EXPECT_TRUE(RopeShift::WhyNot(spec_).ok());
   }
   // Frequencies that depend on the sequence length.
   for (const char* const scaling : {"dynamic", "Dynamic", "longrope", "ntk"}) {
     spec_.rope_scaling = scaling;
-    const absl::Status status = KeyTurner::WhyNot(spec_);
+    const absl::Status status = RopeShift::WhyNot(spec_);
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
     EXPECT_NE(status.message().find(scaling), std::string::npos) << status;
   }
   spec_.rope_scaling.clear();
   spec_.rope_frequencies.clear();
   spec_.rope_theta = 0;
-  EXPECT_EQ(KeyTurner::WhyNot(spec_).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(RopeShift::WhyNot(spec_).code(), absl::StatusCode::kInvalidArgument);
 }
 
 }  // namespace

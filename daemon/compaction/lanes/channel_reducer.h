@@ -18,24 +18,25 @@
 namespace tessera::compaction {
 
 // Memory that is freed when the last readers of the old form are done.
-struct Thinned {
+struct ReducedBytes {
   std::uint64_t bytes = 0;
   std::uint64_t segments = 0;
 };
 
-class LaneThinner {
+class ChannelReducer {
  public:
   struct Options {
     const cache::TenantMemory* memory;
     double share;         // largest share of the channels that a row keeps
     std::uint64_t bytes;  // how much to free; the oldest segments are re-encoded first
   };
-  LaneThinner(const Options& options, const cache::OpenRun& run) : options_(options), run_(run) {}
+  ChannelReducer(const Options& options, const cache::OpenRun& run)
+      : options_(options), run_(run) {}
 
   // nullopt: no segment can become smaller. RESOURCE_EXHAUSTED: there was no memory for the new
   // form of any segment; if some fit, those are re-encoded.
   absl::StatusOr<std::optional<cache::LaneSwap>> Thin();
-  const Thinned& thinned() const { return thinned_; }
+  const ReducedBytes& thinned() const { return reduced_; }
 
  private:
   bool IsShared(const cache::HeldSegment& held) const;
@@ -45,7 +46,7 @@ class LaneThinner {
 
   const Options options_;
   const cache::OpenRun& run_;
-  Thinned thinned_;
+  ReducedBytes reduced_;
 };
 
 }  // namespace tessera::compaction
