@@ -46,8 +46,7 @@ class TailHandle {
   const TailRegion& region() const { return region_; }
   std::uint32_t generation() const { return generation_; }
 
-  // Reads the worker's word once. nullopt if the word belongs to an earlier tail, which means that
-  // nothing has been committed yet.
+  // Reads the worker's word once. nullopt if it belongs to an earlier tail: nothing is committed.
   std::optional<std::uint64_t> CommittedTokens() const;
 
   // True if the worker marks the sequence as being in a step.

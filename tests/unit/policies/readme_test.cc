@@ -3,13 +3,14 @@
 #include <gtest/gtest.h>
 
 #include <fstream>
+#include <iterator>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "daemon/base/strings.h"
 #include "daemon/policies/grammar/parse.h"
-#include "daemon/policies/registry.h"
+#include "tests/unit/policies/policy_reference.h"
 
 namespace tessera::policies {
 namespace {
@@ -66,26 +67,11 @@ const Section* FindSection(const std::vector<Section>& sections, std::string_vie
   return nullptr;
 }
 
-TEST(Readme, ItsTablesAreTheRegistry) {
-  const std::vector<Section> sections = Sections();
-  for (const TermKind* kind : TermKinds()) {
-    const Section* section = FindSection(sections, kind->name);
-    ASSERT_NE(section, nullptr) << kind->name;
-    EXPECT_THAT(section->text, testing::HasSubstr(Concat(kind->is, ".")));
-    EXPECT_THAT(section->text, testing::HasSubstr(Concat("Sets: ", kind->sets, ".")));
-    const std::string needs = NeedsTextOf(*kind);
-    EXPECT_EQ(needs.empty(), kind->tokens == nullptr && kind->name != "think");
-    if (!needs.empty()) {
-      EXPECT_THAT(section->text, testing::HasSubstr(Concat("Paper: ", kind->paper, ".")));
-      EXPECT_THAT(section->text, testing::HasSubstr(Concat("Needs: ", needs, ".")));
-    }
-    std::vector<Cells> expected;
-    for (const Option& option : kind->options) {
-      expected.push_back({std::string(option.name), TypeText(option), std::string(option.standard),
-                          RangeText(option), std::string(option.unit), Concat(option.help, ".")});
-    }
-    EXPECT_EQ(section->rows, expected) << kind->name;
-  }
+TEST(Readme, ThePageOfOptionsIsGenerated) {
+  std::ifstream file(TESSERA_POLICY_OPTIONS);
+  const std::string page((std::istreambuf_iterator<char>(file)), {});
+  EXPECT_TRUE(page == PolicyReference())
+      << "run: build/tests/policy_reference > deploy/docs/policy-options.md";
 }
 
 // | policy | canonical text | meaning |
