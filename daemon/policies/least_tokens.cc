@@ -14,7 +14,7 @@ struct Keeps {
   std::uint64_t operator()(const ChunkKvPolicy& chunk) const {
     return KeptBy(chunk.budget, chunk.window);
   }
-  // At least one of the newest stays.
+  // At least one of the newest tokens is kept.
   std::uint64_t operator()(const SemanticKvPolicy& semantic) const { return semantic.sink + 1; }
   std::uint64_t operator()(const SemantiCachePolicy& cache) const {
     return cache.sink + cache.recent;

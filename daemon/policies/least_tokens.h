@@ -1,4 +1,4 @@
-// How many tokens it takes before a policy drops or merges anything.
+// How many tokens a prompt needs before a policy drops or merges anything.
 #pragma once
 
 #include <cstdint>
@@ -8,11 +8,10 @@
 
 namespace tessera::policies {
 
-// Of a prompt of so many tokens, or fewer, all stay, whatever they are. 0: the policy drops
-// nothing.
+// Prompts of up to this many tokens are always kept whole. 0: the policy drops nothing.
 std::uint64_t KeepsUpTo(const Policy& policy);
 
-// Of a refusal that LeavesWhole: so many tokens in all would not be refused; 0: no number is known.
+// For a refusal with LeavesWhole: the number of tokens that would be enough; 0: unknown.
 std::uint64_t TokensEnoughFor(const absl::Status& refusal);
 
 }  // namespace tessera::policies

@@ -1,6 +1,6 @@
-// What is done with a sequence's KV: which tokens stay, which channels their rows keep, what blocks
-// are summed up, which of them attention reads. Plain data; parse.h makes it from words, validate.h
-// says what is wrong.
+// How a sequence's KV is compressed and read: which tokens and channels are kept, which blocks are
+// summarized, and what attention reads. Plain data: parse.h builds it from text, validate.h checks
+// it.
 #pragma once
 
 #include <cstdint>
@@ -14,36 +14,36 @@
 
 namespace tessera::policies {
 
-// Where lanes are cut into segments, each with a strategy of its own. In tokens.
+// Where lanes are cut into segments, each with its own strategy. In tokens.
 struct SegmentOptions {
-  std::uint64_t tokens = 65536;     // of a segment at most
-  std::uint64_t min_tokens = 4096;  // of one that is cut while decoding
+  std::uint64_t tokens = 65536;     // largest segment
+  std::uint64_t min_tokens = 4096;  // smallest segment that is cut while decoding
   std::uint64_t recent = 0;         // the newest tokens, whose rows wait as they are
-  std::uint64_t loss_window = 512;  // newest tokens whose mean loss is watched
-  // By how much that may exceed the strategy's threshold before the segment is cut.
+  std::uint64_t loss_window = 512;  // newest tokens whose mean loss is monitored
+  // The segment is cut when that loss exceeds the strategy's threshold by more than this.
   kernels::Loss margin = {.key = 0.05, .value = 0.05};
 };
 
-// Rows are packed, segment by segment (MosaicKV). The summaries of blocks are the strategy's;
-// beside Quest they are min/max, in blocks of one size.
+// Packs rows, segment by segment (MosaicKV). The strategy defines the block summaries; with Quest
+// they are min/max, in blocks of one size.
 struct MosaicPolicy {
   kernels::StrategyOptions strategy;
   SegmentOptions segments;
-  // Where memory is short segments may be cut down to this share of the channels; 0: never.
+  // When memory is short, segments may be reduced to this share of the channels; 0: never.
   double pressed = 0;
 };
 
-// Keys lose the same channels in every token but the newest, values none (ThinK). Which ones each
-// kv head finds at the end of a prompt.
+// Drops key channels, the same ones from every token but the newest; values are unchanged (ThinK).
+// Each kv head chooses its channels at the end of a prompt.
 struct KeyChannelPolicy {
-  double ratio = 0.4;         // of the channels go, rounded down
-  std::uint64_t recent = 32;  // of the newest tokens none goes
-  std::uint32_t window = 32;  // the newest queries, which judge
-  // The type of rows that have lost some; nothing: the layer's.
+  double ratio = 0.4;         // share of channels to drop, rounded down
+  std::uint64_t recent = 32;  // newest tokens, which keep all channels
+  std::uint32_t window = 32;  // newest queries, which score the channels
+  // The type of rows with dropped channels; nullopt: the layer's type.
   std::optional<kernels::ValueType> values;
 };
 
-// Rows stay as they are and their blocks are summed up (Quest alone).
+// Summarizes blocks of unpacked rows (Quest without mosaickv).
 struct SummaryPolicy {
   kernels::Summary summary = kernels::Summary::kMinMax;
   std::uint32_t block = 16;
@@ -51,27 +51,27 @@ struct SummaryPolicy {
 
 struct SelectionPolicy {
   kernels::SelectionRule rule;
-  std::uint32_t dense_layers = 0;  // the first layers, which read everything
+  std::uint32_t dense_layers = 0;  // first layers in which attention reads everything
 };
 
 struct Policy {
-  std::string text = "dense";  // in its canonical form: every policy has one, and it parses to this
-  std::optional<TokenPolicy> tokens;   // which of them stay; nothing: all
-  std::optional<TokenPolicy> merging;  // which of those become one; nothing: none
-  // At most one of these three.
+  std::string text = "dense";          // canonical; parses to an equal policy
+  std::optional<TokenPolicy> tokens;   // which tokens are kept; nullopt: all
+  std::optional<TokenPolicy> merging;  // which kept tokens are merged; nullopt: none
+  // At most one of these three is set.
   std::optional<MosaicPolicy> mosaic;
   std::optional<KeyChannelPolicy> key_channels;
   std::optional<SummaryPolicy> summaries;
-  std::optional<SelectionPolicy> selection;  // nothing: everything is read
+  std::optional<SelectionPolicy> selection;  // nullopt: attention reads everything
 
-  // Whether entries go.
+  // Whether entries are dropped or merged.
   bool drops_entries() const { return tokens.has_value() || merging.has_value(); }
-  // Rows stay, as they are.
+  // Whether all rows are stored uncompressed and without summaries.
   bool dense() const {
     return !drops_entries() && !mosaic.has_value() && !key_channels.has_value() &&
            !summaries.has_value();
   }
-  // Whether something is chosen layer by layer, of what was shown: tokens, or channels.
+  // Whether tokens or channels are chosen layer by layer, mostly from the worker's observations.
   bool chooses() const { return drops_entries() || key_channels.has_value(); }
 };
 

@@ -1,4 +1,4 @@
-// The rows of the registry, each in the file of its system.
+// The registry's rows, each defined in the file of its system, and the option words they share.
 #pragma once
 
 #include <cstdint>
@@ -28,21 +28,21 @@ extern const TermKind kFp16;
 extern const TermKind kInt8;
 extern const TermKind kFp8;
 
-// A lane holds no more entries; budgets beyond it say nothing.
+// The most entries that a lane can hold: the upper limit of budgets.
 inline constexpr double kMostEntries =
     static_cast<double>(std::uint64_t{shm::kMaxSegments} * shm::kMaxSegmentEntries);
 
-// Of kernels::SelectionRule::Judge.
+// Words for kernels::SelectionRule::Judge.
 inline constexpr std::string_view kJudgeWords[] = {"share", "logit"};
 kernels::SelectionRule::Judge JudgeOf(std::string_view word);
 std::string_view JudgeWord(kernels::SelectionRule::Judge judge);
 
-// Of kernels::SelectionRule::each_head.
+// Words for kernels::SelectionRule::each_head.
 inline constexpr std::string_view kHeadsWords[] = {"group", "each"};
 bool ChooseEach(std::string_view word);
 std::string_view HeadsWord(bool each_head);
 
-// Of Scope.
+// Words for Scope.
 inline constexpr std::string_view kScopeWords[] = {"layer", "head"};
 inline Scope ScopeOf(std::string_view word) {
   return word == kScopeWords[1] ? Scope::kHead : Scope::kLayer;
@@ -51,7 +51,7 @@ inline std::string_view ScopeWord(Scope scope) {
   return kScopeWords[scope == Scope::kHead ? 1 : 0];
 }
 
-// Whether the policy's blocks are summed up for Quest, packed or not.
+// Whether the policy's blocks have min/max summaries, of packed or dense rows.
 bool IsQuest(const Policy& policy);
 
 }  // namespace tessera::policies

@@ -1,5 +1,5 @@
-// What each token policy is told. Plain data, comparable; the meaning of each field stands beside
-// its option in the system's file.
+// The options of each token policy. Plain, comparable data. The system's .cc file documents each
+// field with its option.
 #pragma once
 
 #include <cstdint>
@@ -8,20 +8,20 @@
 
 namespace tessera::policies {
 
-// How many entries stay of a prompt.
+// How many entries of a prompt are kept.
 struct EntryBudget {
-  double share = 0.2;        // of the sequence's tokens, rounded down
-  std::uint64_t tokens = 0;  // not 0: so many, whatever the length
+  double share = 0.2;        // share of the tokens since the last compression
+  std::uint64_t tokens = 0;  // if not 0: this number, whatever the length
 
   bool operator==(const EntryBudget&) const = default;
 };
 
-// Whether one decision is made for all lanes of a layer, or one for each.
+// Whether all lanes of a layer share one decision, or each has its own.
 enum class Scope : std::uint8_t { kLayer, kHead };
 
 enum class Pooling : std::uint8_t { kAverage, kLargest };
 
-// How the scores of a window's queries are smoothed (SnapKV).
+// How the scores from a window of queries are smoothed (SnapKV).
 struct WindowScoring {
   std::uint32_t window = 32;
   std::uint32_t kernel = 5;
@@ -31,13 +31,13 @@ struct WindowScoring {
 };
 
 struct ChunkKvPolicy {
-  bool kvpress = false;  // as kvpress computes it, else as the paper's Algorithm 1
+  bool kvpress = false;  // like kvpress, else like the paper's Algorithm 1
   std::uint32_t chunk = 10;
   std::uint32_t window = 32;
   EntryBudget budget;
   Scope scope = Scope::kLayer;
-  bool mean = false;   // a chunk's score is the mean of its tokens', else the sum
-  bool logit = false;  // raw logits, else softmax
+  bool mean = false;   // a chunk's score is the mean of its tokens' scores, else their sum
+  bool logit = false;  // scores are raw logits, else softmax attention
   std::uint32_t reuse = 1;
 
   bool operator==(const ChunkKvPolicy&) const = default;
@@ -50,23 +50,23 @@ struct SemanticKvPolicy {
   double recent_ratio = 0.01;
   std::uint64_t sink = 256;
   double keep_total = 0.2;
-  std::optional<double> keep_middle;  // instead of keep_total
+  std::optional<double> keep_middle;  // replaces keep_total
   bool causal = true;
-  bool norm_visible = false;  // else by all observers
+  bool norm_visible = false;  // divide by the queries after the token, else by all
   Aggregate aggregate = Aggregate::kMean;
 
   bool operator==(const SemanticKvPolicy&) const = default;
 };
 
-// Which keys are compared and merged: as they are stored, or as they were before they were turned
-// to their rotary positions.
+// Whether keys are compared and merged as stored (post-RoPE), or with their rotary positions
+// removed (pre-RoPE).
 enum class KeySpace : std::uint8_t { kPost, kPre };
 
 struct SemantiCachePolicy {
   double tau = 0.7;
-  std::optional<double> budget;  // a share of the tokens, from which tau follows
+  std::optional<double> budget;  // largest share of the entries to keep; determines tau
   Scope scope = Scope::kHead;
-  bool delimiters = true;  // else chunks end by their length alone
+  bool delimiters = true;  // else chunks end only when they are full
   std::uint32_t max_chunk = 256;
   std::uint64_t sink = 4;
   std::uint64_t recent = 32;
@@ -78,12 +78,12 @@ struct SemantiCachePolicy {
 
 struct LaCachePolicy {
   std::uint64_t budget = 256;
-  std::uint32_t span = 0;  // 0: the default, which depends on the model's layers
+  std::uint32_t span = 0;  // 0: the default for the model's number of layers
   std::uint32_t overlap = 0;
   std::uint64_t sink = 4;
-  bool band = false;            // else mod
-  bool uniform = false;         // else repeat
-  bool slot_positions = false;  // else original ones
+  bool band = false;            // map=band, else mod
+  bool uniform = false;         // pass=uniform, else repeat
+  bool slot_positions = false;  // pos=slot, else original
 
   bool operator==(const LaCachePolicy&) const = default;
 };
@@ -91,8 +91,8 @@ struct LaCachePolicy {
 struct StreamingPolicy {
   std::uint64_t sink = 4;
   std::uint64_t recent = 512;
-  std::uint64_t budget = 0;     // not 0: sink and recent together
-  bool slot_positions = false;  // else original ones
+  std::uint64_t budget = 0;     // if not 0: sink plus recent
+  bool slot_positions = false;  // pos=slot, else original
 
   std::uint64_t newest() const { return budget != 0 ? budget - sink : recent; }
   bool operator==(const StreamingPolicy&) const = default;

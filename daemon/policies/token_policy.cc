@@ -11,7 +11,7 @@
 namespace tessera::policies {
 namespace {
 
-// Null where the policy has no say about which tokens stay, or become one.
+// Null: the policy neither keeps nor merges tokens.
 const TokenSystem* Selector(const Policy& policy) {
   return policy.tokens.has_value() ? KindOf(*policy.tokens).tokens : nullptr;
 }
@@ -21,9 +21,10 @@ const TokenSystem* Merger(const Policy& policy) {
 
 void CheckView(const LayerView& view) {
   TESSERA_CHECK(view.lanes.size() == view.geometry.kv_heads && !view.lanes.empty(),
-                "lanes of other heads");
+                "the view does not have one lane per kv head");
   for (const LaneEntries& lane : view.lanes) {
-    TESSERA_CHECK(lane.positions.size() == lane.count, "positions of other entries");
+    TESSERA_CHECK(lane.positions.size() == lane.count,
+                  "the view does not have one position per entry");
   }
 }
 
@@ -45,7 +46,7 @@ const TermKind& KindOf(const TokenPolicy& tokens) {
   for (const TermKind* kind : TermKinds()) {
     if (kind->tokens != nullptr && kind->tokens->is(tokens)) return *kind;
   }
-  TESSERA_CHECK(false, "a token policy without a row");
+  TESSERA_CHECK(false, "a token policy has no registry row");
   __builtin_unreachable();
 }
 
@@ -116,7 +117,7 @@ absl::StatusOr<LayerDecision> Advance(const Policy& policy, const LayerView& vie
   const TokenSystem* const selector = Selector(policy);
   TESSERA_CHECK(selector != nullptr && selector->advance != nullptr, policy.text);
   CheckView(view);
-  TESSERA_CHECK(held.size() == view.lanes.size(), "counts of other lanes");
+  TESSERA_CHECK(held.size() == view.lanes.size(), "`held` does not have one count per lane");
   return selector->advance(*policy.tokens, view, held, memory);
 }
 
@@ -134,12 +135,12 @@ std::string NeedsText(const Needs& needs) {
         " of them and at least ", needs.last_queries);
   }
   if (needs.norm_share != 0) {
-    add("of each query head the queries of the largest norm, ", needs.norm_share, " of them");
+    add("each query head's queries of largest norm, ", needs.norm_share, " of them");
   }
-  if (needs.attention_sums) add("the attention that a prompt's queries pay to each key");
+  if (needs.attention_sums) add("the attention that each key receives from a prompt's queries");
   if (needs.token_ids) add("token ids");
   if (needs.decode_queries) add("the queries of decoded tokens");
-  if (needs.layers_alike > 1) add("of the first of every ", needs.layers_alike, " layers alone");
+  if (needs.layers_alike > 1) add("only of the first of every ", needs.layers_alike, " layers");
   return text.empty() ? "nothing" : text;
 }
 

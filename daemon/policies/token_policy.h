@@ -1,11 +1,11 @@
-// What token policies decide from, one layer of a sequence at a time, and what they decide: which
-// entries stay, and which of them stand for others. Rows are moved elsewhere (daemon/compaction);
-// nothing here changes a lane, and nothing here sees a key.
+// The interface of token policies. They decide for one layer at a time which entries are kept and
+// which are merged. daemon/compaction carries decisions out; nothing here changes a lane or reads a
+// key.
 //
-//   Needs      what the worker is to tell: queries, sums of attention, token ids
-//   LayerView  the layer's entries, and what was told
-//   Decide     at the end of a prompt, once
-//   Advance    of policies that go on while decoding: for tokens that came since
+//   Needs      what the worker must observe: queries, sums of attention, token ids
+//   LayerView  the layer's entries and the observations: the input of a decision
+//   Decide     decides at the end of a prompt
+//   Advance    decides about decoded tokens, for policies that continue while decoding
 #pragma once
 
 #include <cstddef>
@@ -24,51 +24,49 @@ namespace tessera::policies {
 
 struct Policy;
 
-// Of the model, what decides whether a policy can be carried out for it.
+// The properties of a model that determine whether it supports a policy.
 struct ModelFacts {
   std::uint32_t layers = 0;
-  bool delimiters = false;  // it was registered with token ids that end a chunk of text
+  bool delimiters = false;  // the model was registered with delimiter token ids
 };
 
-// In LayerView::text.
+// What is known of a token, in LayerView::text.
 enum class TextMark : std::uint8_t {
   kInside = 0,
   kDelimiter = 1,  // ends a chunk of text
-  kNotShown = 2,   // the worker has not said which token it is
+  kNotShown = 2,   // its id has not been observed
 };
 
-// What the worker is asked for while it prefills. Everything is 0 or false where nothing is wanted.
+// What the worker must observe. 0 or false: not needed.
 struct Needs {
-  // The rows of the newest queries, every query head's: so many, or ceil(last_share x tokens) where
-  // that is more.
+  // The queries of the newest max(last_queries, ceil(last_share x tokens)) tokens of a prompt, for
+  // every query head.
   std::uint32_t last_queries = 0;
   double last_share = 0;
-  // Of each query head ceil(share x tokens) rows, those of the largest norm; 0: none. In addition
-  // to the last ones.
+  // In addition, for each query head, its ceil(norm_share x tokens) queries of largest norm.
   double norm_share = 0;
-  // For each key the attention that all queries of the prompt pay it, averaged over the query heads
-  // of its kv head.
+  // For each key, the attention from all queries of the prompt, averaged over the query heads of
+  // its kv head.
   bool attention_sums = false;
   bool token_ids = false;
-  // Of tokens that are decoded the queries, too.
+  // Also the queries of decoded tokens.
   bool decode_queries = false;
-  // Nothing of these is wanted but of the first of so many layers in a row: the others take over
-  // what is decided for it.
+  // Observations are needed only of the first of this many consecutive layers; the others adopt its
+  // decision.
   std::uint32_t layers_alike = 1;
 
   bool operator==(const Needs&) const = default;
 };
 
-// The entries of one lane, by position. An entry that stands for several tokens has the position
-// of the first of them.
+// The entries of one lane, by position. A merged entry has the position of its first token.
 struct LaneEntries {
   std::uint64_t count = 0;
   std::span<const std::uint64_t> positions;  // [count], ascending
-  std::span<const float> weights;            // [count] tokens each stands for; empty: 1
-  std::uint64_t before = 0;                  // entries out of sight, of tokens before the view's
+  std::span<const float> weights;            // [count] tokens per entry; empty: all 1
+  std::uint64_t before = 0;                  // entries before the view
 };
 
-// Queries of one query head that the worker has shown, by position, each position once.
+// The observed queries of one query head, by position; each position occurs once.
 struct HeadQueries {
   std::span<const std::uint64_t> positions;  // [count], ascending
   const std::byte* rows = nullptr;           // [count][head_dim] of the layer's type
@@ -86,39 +84,43 @@ struct LayerView {
   std::uint32_t layer = 0;
   std::uint32_t layers = 0;  // of the model
   kernels::LayerGeometry geometry;
-  // Positions count from there. Tokens before it are out of sight: others decided about them.
+  // The sequence's token at which the view begins; all positions in the view are relative to it.
+  // Earlier tokens were decided about before.
   std::uint64_t first = 0;
-  std::uint64_t tokens = 0;  // in sight; positions are below it
-  // Those that came in one forward step each, rising and apart; the others came one by one.
+  std::uint64_t tokens = 0;  // of the view; positions are below it
+  // Prompts: tokens that arrived in one forward step each. Ascending and disjoint. All other tokens
+  // were decoded one by one.
   std::span<const TokenSpan> prompts;
   std::span<const LaneEntries> lanes;    // by kv head; may differ in length
-  std::span<const HeadQueries> queries;  // by query head; empty: none were shown
-  // By norm the queries of the tokens from there on are compared: of the first prompt in sight, or
-  // of all where there is none. Of these, up to before norms_observed_end at least, somebody has
-  // told which are the strongest.
+  std::span<const HeadQueries> queries;  // by query head; empty: none were observed
+  // Norms of queries are compared among the tokens from norms_first on: from the first prompt of
+  // the view, or all tokens if it has none. The strongest queries of [norms_first,
+  // norms_observed_end) have been reported.
   std::uint64_t norms_first = 0;
   std::uint64_t norms_observed_end = ~std::uint64_t{0};
-  // Among `queries` so many of each head are the strongest of these tokens, of those that somebody
-  // has seen; of more than that some may be missing.
+  // `queries` contains at least this many of each head's strongest queries among those tokens; if
+  // more are needed, some may be missing.
   std::uint64_t norms_known = ~std::uint64_t{0};
-  // By kv head: for the lane's first entries, as far as they were shown; empty: none were.
+  // By kv head: sums of attention for the lane's first entries, as far as they were observed.
   std::span<const std::span<const float>> sums;
-  std::span<const TextMark> text;  // by token; shorter than `tokens`: the others are not shown
-  // Of the lanes' keys, entry by entry; it may hold more of them. Null for policies that need
-  // nothing: they go by positions.
+  std::span<const TextMark>
+      text;  // by token; may be shorter than `tokens`: the rest is not observed
+  // Scores the lanes' keys by entry; may cover more entries than the view. Null for policies that
+  // decide by positions only.
   KeyScorer* scorer = nullptr;
 
-  // The newest tokens, which are no prompt's.
+  // The number of tokens after the last prompt.
   std::uint64_t decoded() const { return prompts.empty() ? tokens : tokens - prompts.back().end; }
-  // Behind the last token of the forward step that this one came in.
+  // The end of the forward step that contains this token.
   std::uint64_t StepEnd(std::uint64_t position) const;
 };
 
-// What becomes of one lane. Entries that are neither kept nor members go.
+// The decision about one lane. Entries that are neither kept nor members of a kept entry are
+// dropped.
 struct LaneDecision {
   std::vector<std::uint32_t> kept;  // indices of entries, ascending
-  // Where entries are merged: those that kept[i] stands for, itself the first, ascending, are
-  // members[begins[i] .. begins[i + 1]). Both empty: every entry stands for itself.
+  // If entries are merged: kept[i] replaces members[begins[i] .. begins[i + 1]), ascending, of
+  // which it is the first. Both empty: nothing is merged.
   std::vector<std::uint32_t> begins;  // [kept + 1]
   std::vector<std::uint32_t> members;
 
@@ -126,66 +128,67 @@ struct LaneDecision {
 };
 using LayerDecision = std::vector<LaneDecision>;  // by kv head
 
-// What a policy remembers of a layer from one decision to the next. Goes with the sequence; a fork
-// has a copy.
+// What a policy remembers of a layer from one decision to the next. Owned by the sequence; a fork
+// gets a copy.
 struct LayerMemory {
-  // LaCache: where the next ladder begins, as an index of entries, and how many entries fit.
+  // LaCache: the entry index at which the next ladder begins, and how many entries fit.
   std::uint64_t cursor = 0;
   std::uint64_t capacity = 0;  // 0: not started
-  // H2O: by kv head, of each entry the attention that was paid to it.
+  // H2O: by kv head, the attention that each entry has received.
   std::vector<std::vector<float>> scores;
-  // SemantiCache: by kv head where chunks of text have ended because they were full: entries at or
-  // behind such a position are never merged with those before it. Empty: none is known. What the
-  // text says is not repeated here. They are facts about the lanes: another policy of the sequence
-  // keeps them. When SemantiCache has decided, a lane has as many of them as entries, and one, at
-  // most; those of entries that others have dropped since go with its next decision.
+  // SemantiCache: by kv head, the positions at which chunks of text ended because they were full.
+  // Entries on different sides of such a boundary are never merged. Ends at delimiters are not
+  // stored, since they follow from the text. Boundaries are facts about the lanes, so they are kept
+  // when another policy is set. After a SemantiCache decision a lane has at most one boundary more
+  // than entries; boundaries of entries that other policies dropped are pruned by the next
+  // decision.
   std::vector<ChunkEnds> boundaries;
-  // SemantiCache: chunks of text that lie before this position have been clustered, and are not
-  // clustered again.
+  // SemantiCache: chunks of text before this position have been clustered and are not clustered
+  // again, unless a budget requires it.
   std::uint64_t clustered_until = 0;
 
-  // The sequence was cut to so many tokens, the first `decided_until` of which were decided about.
+  // The sequence was truncated to `tokens`; decisions cover the first `decided_until` of them.
   void CutTo(std::uint64_t tokens, std::uint64_t decided_until);
 };
 
-// Of all that the policy chooses.
+// The needs of all terms of the policy.
 Needs NeedsOf(const Policy& policy);
-std::string NeedsText(const Needs& needs);  // "token ids"; where nothing is wanted, "nothing"
+std::string NeedsText(const Needs& needs);  // "token ids"; "nothing" if there are no needs
 
-// Whether the policy goes on while tokens are decoded.
+// Whether the policy continues to drop tokens while decoding.
 bool Continues(const Policy& policy);
-// Whether both learn from every query, and the same of each.
+// Whether both policies learn the same from every query.
 bool LearnsTheSame(const Policy& a, const Policy& b);
-// What the lanes of a layer must have in common to be decided about: some policies make one
-// decision for all of them.
+// What the lanes of a layer must have in common, for policies that make one decision for all of
+// them.
 enum class LaneEquality : std::uint8_t { kNothing, kLength, kTokens };
 LaneEquality NeededLaneEquality(const Policy& policy);
-// Whether keys are turned to the places that they have after others went, and the worker's next
-// query stands behind them.
+// Whether kept keys are re-rotated to their index in the lane (pos=slot). The worker's next query
+// position then follows the last kept key.
 bool MovesPositions(const Policy& policy);
-// Whether keys are compared, and merged, as they were before they were turned to their positions.
+// Whether keys are compared and merged with their rotary positions removed (key_space=pre).
 bool UsesUnrotatedKeys(const Policy& policy);
-// Whether entries may come to stand for several tokens.
+// Whether the policy may merge entries.
 bool Merges(const Policy& policy);
-// The layer whose decision this one shares (ChunkKV's index reuse); itself: it decides.
+// The layer whose decision this layer adopts (ChunkKV's index reuse), or the layer itself.
 std::uint32_t DecidesFor(const Policy& policy, std::uint32_t layer);
 
-// At the end of a prompt: what stays of the entries of a layer. Every lane's decision is complete:
-// where nothing is to go it names all entries. Policies that continue take the entries as one
-// forward step. FAILED_PRECONDITION where what the worker was to show is missing (the message says
-// what, and which call brings it); INVALID_ARGUMENT where a budget cannot be met (it says what
-// can), which may leave them whole. `memory` is written by policies that continue, and only where
-// the decision is OK.
+// Decides at the end of a prompt which entries of a layer are kept. The decision of a lane that
+// loses nothing names all of its entries. Policies that continue treat the entries as one forward
+// step. `memory` changes only if the decision is OK.
+//
+// FAILED_PRECONDITION: an observation is missing; the message names it and the call that sends it.
+// INVALID_ARGUMENT: the budget cannot be met; the message says which can (see LeavesWhole).
 absl::StatusOr<LayerDecision> Decide(const Policy& policy, const LayerView& view,
                                      LayerMemory& memory);
 
-// Whether a refusal is an answer: for so few tokens the policy has no budget, and they stay as they
-// are until there are more, or somebody sets another. Nothing that is missing would change it.
+// Whether the refusal means that the prompt is too short for the policy's budget. The tokens then
+// wait, uncompressed, for more tokens or another policy; more observations would not help.
 bool LeavesWhole(const absl::Status& refusal);
 
-// While decoding: the first `held` entries of each lane have been decided about before, those
-// behind are one token each. As if it had been asked after every forward step that brought some of
-// these: each by itself, or all of a prompt.
+// Decides while decoding. The first `held` entries of each lane were decided about before; each
+// later entry is one token. The result is the same as if Advance had been called after every
+// forward step: a decoded token, or a whole prompt.
 absl::StatusOr<LayerDecision> Advance(const Policy& policy, const LayerView& view,
                                       std::span<const std::uint64_t> held, LayerMemory& memory);
 

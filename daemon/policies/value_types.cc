@@ -1,4 +1,4 @@
-// The types of packed values.
+// The terms bf16, fp16, int8 and fp8: the type of packed values.
 #include "daemon/base/check.h"
 #include "daemon/policies/registry_rows.h"
 
@@ -21,7 +21,7 @@ constexpr TermKind Row(std::string_view is) {
                   policy.key_channels->values = type;
                   return;
                 }
-                TESSERA_CHECK(policy.mosaic.has_value(), "values of rows that nothing packs");
+                TESSERA_CHECK(policy.mosaic.has_value(), "a value type needs packed rows");
                 policy.mosaic->strategy.values = type;
               },
           .read = [](const Policy& policy) -> std::optional<Values> {
@@ -36,13 +36,13 @@ constexpr TermKind Row(std::string_view is) {
 }  // namespace
 
 constexpr TermKind kBf16 = Row<ValueType::kBf16>(
-    "Packed values are bf16, which is the default of mosaickv; that of think is the layer's own "
-    "type");
+    "Stores packed values as bf16, the default of mosaickv; without a type think uses the layer's "
+    "own");
 constexpr TermKind kFp16 = Row<ValueType::kFp16>(
-    "Packed values are fp16: finer than bf16, and rows beyond 65504 are refused");
+    "Stores packed values as fp16: finer than bf16; rows with values beyond 65504 are left dense");
 constexpr TermKind kInt8 =
-    Row<ValueType::kInt8>("Packed values are int8, with a bf16 scale per row");
+    Row<ValueType::kInt8>("Stores packed values as int8, with a bf16 scale per row");
 constexpr TermKind kFp8 =
-    Row<ValueType::kFp8>("Packed values are fp8 (e4m3), with a bf16 scale per row");
+    Row<ValueType::kFp8>("Stores packed values as fp8 (e4m3), with a bf16 scale per row");
 
 }  // namespace tessera::policies

@@ -1,11 +1,11 @@
-// Carries out policies in the background: new tiles get the strategy before, runs that have come to
-// their end get their own. README.md draws the way of a token.
+// `Compactor` compresses sequences in the background. A full tile is encoded with the previous
+// segment's strategy; a sealed segment gets its own strategy. README.md shows the life of a token.
 //
 //   Appended, TailsMoved, Compress ──▶ jobs: "encode-tiles" (some lanes of a sequence)
 //                                            "seal" (one lane)
-//                                            "choose-tokens" (layers that share a choice)
+//                                            "choose-tokens" (layers that share a decision)
 //
-// Every job holds its sequence weakly: work for one that is gone is dropped.
+// Jobs hold their sequence weakly: work for a freed sequence is dropped.
 #pragma once
 
 #include <chrono>
@@ -32,102 +32,102 @@
 
 namespace tessera::compaction {
 
+// Thread-safe. The daemon owns one; it must outlive the scheduler's jobs. Work that fails leaves the
+// rows as they are and is logged, unless a caller of Compress waits for the result.
 class Compactor {
  public:
   struct Options {
     Scheduler* scheduler;
     Logger* logger;
     const Clock* clock;
-    // For strategies, which are made on the host whatever the device.
+    // Kernels for strategies, which are always computed on the host.
     const kernels::Operations* operations;
-    // Something is to be tried again: Resume says when.
+    // Called when a job must be retried; Resume() returns the time until the next attempt.
     std::function<void()> on_attention = nullptr;
   };
   explicit Compactor(const Options& options) : options_(options) {}
 
-  // The policy of a sequence from now on. What was compressed before stays as it is.
-  // INVALID_ARGUMENT where the model cannot have it.
+  // Sets the policy of a sequence. Rows that are already compressed keep their form.
+  // INVALID_ARGUMENT: the model does not support the policy.
   absl::Status SetPolicy(cache::Sequence& sequence, policies::Policy policy);
-  // A fork that goes on under its parent's policy, made by `fork`: between two choices, so that it
-  // never has some lanes of a layer from before one and others from after it.
+  // Calls `fork` and gives the new sequence its parent's policy. Waits for running decisions, so
+  // that all lanes of a layer are from before or from after a decision.
   using ForkFunction = absl::FunctionRef<absl::StatusOr<std::shared_ptr<cache::Sequence>>()>;
   absl::StatusOr<std::shared_ptr<cache::Sequence>> Fork(const cache::Sequence& parent,
                                                         ForkFunction fork);
-  // Likewise a cut, which waits for choices that are being made.
+  // Truncates the sequence to `tokens`. Waits for running decisions.
   absl::Status Truncate(cache::Sequence& sequence, std::uint64_t tokens);
-  // Has a sequence take over the segments of another under the same policy that holds the same
-  // tokens, or the first of them: of a prefix, where nothing is done any more. ABORTED while it is
-  // being compressed.
+  // Replaces the sequence's segments by those of `other`, which is a published prefix with the same
+  // policy and the sequence's tokens, or the first of them. ABORTED: the sequence is being
+  // compressed.
   absl::Status AdoptPrefix(cache::Sequence& sequence, const cache::Sequence& other);
   static policies::Policy PolicyOf(const cache::Sequence& sequence);
-  // The tokens that every layer has chosen among, of policies that choose.
+  // The tokens that every layer has decided about, for policies that choose.
   static std::uint64_t DecidedOf(const cache::Sequence& sequence);
-  // Likewise of each layer; empty where the policy chooses nothing.
+  // The same by layer; empty if the policy chooses nothing.
   static std::vector<std::uint64_t> DecidedByLayer(const cache::Sequence& sequence);
-  // What is lost of rows of a lane that wait for a strategy: in the mean, of the newest.
+  // The mean loss of the newest rows of a lane that wait for their own strategy.
   static kernels::Loss LossOf(const cache::Sequence& sequence, std::uint32_t lane);
-  // What its policy has made of its lanes, in their order: those of `lanes`, which describe it.
+  // The outcome of compression for each of `lanes`, which describe the sequence.
   static std::vector<LaneOutcome> OutcomesOf(
       const cache::Sequence& sequence, std::span<const cache::Sequence::LaneDescription> lanes);
-  // What its attention reads of a layer where a call does not say; nothing: everything.
+  // The default selection rule of a layer; nullopt: attention reads every entry.
   static std::optional<kernels::SelectionRule> SelectionOf(const cache::Sequence& sequence,
                                                            std::uint32_t layer);
 
-  // Rows that come in by Append.
+  // Rows that were appended, or that Compress is about.
   struct Rows {
     std::uint32_t first_layer = 0;
     std::uint32_t layers = 0;
     bool end_of_prompt = false;
     bool decoded = false;
     std::uint64_t first_token = 0;
-    std::uint64_t until = 0;                        // tokens that these layers hold then
-    std::optional<std::uint64_t> position_shift{};  // of Append: AppendSpan
-    // Of Compress: the worker has shown what it will. What a policy misses then is an error; else
-    // what has not been shown yet is decided about another time.
+    std::uint64_t until = 0;                        // tokens that these layers hold with the rows
+    std::optional<std::uint64_t> position_shift{};  // Append only: see AppendSpan
+    // Compress only: the worker has sent all of its observations, so a missing one is an error.
+    // Otherwise tokens with missing observations are left for a later decision.
     bool all_shown = false;
-    // Of Compress: the worker does not wait for it. What a step has appended may be taken back, and
-    // does not count.
+    // Compress only: the worker may be in a step, whose tokens may be taken back and do not count.
     bool amid_steps = false;
   };
-  // As Sequence::Append; that they are a prompt is known before anybody can see them.
+  // Calls Sequence::Append. Whether the rows are a prompt is recorded before they become visible.
   absl::StatusOr<std::uint64_t> Append(const std::shared_ptr<cache::Sequence>& sequence,
                                        const Rows& rows, const cache::RowSource& source);
   void Appended(const std::shared_ptr<cache::Sequence>& sequence, const Rows& rows);
-  // The prompt of these layers has ended with what they hold: as an Append with end_of_prompt.
+  // Ends the prompt of these layers at the tokens that they hold, like Append with end_of_prompt.
   absl::Status EndPrompt(const std::shared_ptr<cache::Sequence>& sequence,
                          std::uint32_t first_layer, std::uint32_t layers);
-  // Full tiles moved from the tail into segments.
+  // Called after full tiles have moved from tails into segments.
   void TailsMoved(const std::shared_ptr<cache::Sequence>& sequence);
 
-  // Compresses what there is, as at the end of a prompt, and calls `done` from the last job, or
-  // here where there is nothing to do: OK, or the first thing that went wrong. CANCELLED where the
-  // sequence is freed, or the scheduler ends, before all of it is done.
+  // Compresses all rows, as at the end of a prompt. Calls `done` with OK or the first error: from
+  // the last job, or from this call if there is nothing to do. CANCELLED: the sequence was freed, or
+  // the scheduler stopped, before all jobs were done.
   using Done = absl::AnyInvocable<void(absl::Status) &&>;
   void Compress(const std::shared_ptr<cache::Sequence>& sequence, const Rows& rows, Done done);
 
-  // What a worker shows of one layer, for the sequence's policy to decide by. Kept until that layer
-  // is compressed. FAILED_PRECONDITION where the policy asks for nothing.
+  // Takes a worker's observation of one layer, for the policy's next decision. It is kept until that
+  // layer is compressed. FAILED_PRECONDITION: the policy needs no observations.
   absl::Status Observe(cache::Sequence& sequence, const ObservedLayer& shown);
-  // Of a layer's tokens from this one on the queries of largest norm count by now.
+  // The first token of a layer whose queries compete for the largest norms at the moment.
   absl::StatusOr<std::uint64_t> NormsFrom(const cache::Sequence& sequence,
                                           std::uint32_t layer) const;
-  // The ids of tokens from `first_token` on. The same.
+  // Takes the ids of tokens from `first_token` on. FAILED_PRECONDITION: the policy needs none.
   absl::Status ObserveTokens(cache::Sequence& sequence, std::uint64_t first_token,
                              std::span<const std::uint32_t> ids);
 
-  // Gains about so many bytes of the pool, where the sequence's policy allows it, from rows that
-  // keep fewer channels from now on (`pressed`); readers go on meanwhile. What it holds is then not
-  // its policy's doing any more. No error means that there is nothing to be had: RESOURCE_EXHAUSTED
-  // where a lane's new form has no room beside the old one.
+  // Frees about `bytes` of the pool by re-encoding the sequence's rows with fewer channels, if its
+  // policy allows it (`pressed`). Readers are not blocked. The content is then no longer what the
+  // policy describes. RESOURCE_EXHAUSTED: a lane's new form does not fit beside the old one.
   struct ReduceOutcome {
     ReducedBytes gained;
-    bool allowed = false;    // by its policy
-    absl::Status hindrance;  // why it was not more; OK: there is no more, or it is enough
+    bool allowed = false;    // by the policy
+    absl::Status hindrance;  // why no more was freed; OK: nothing is left to free, or it is enough
   };
   ReduceOutcome Thin(cache::Sequence& sequence, std::uint64_t bytes);
 
-  // Tries again, in jobs, what found no memory and has waited long enough; how long until the next
-  // look. Nothing: until on_attention.
+  // Queues deferred seals whose wait for memory has ended. Returns the time until the next attempt;
+  // nullopt: wait for on_attention.
   std::optional<Clock::Duration> Resume();
 
   const CodingCounters& counters() const { return counters_; }
@@ -140,11 +140,12 @@ class Compactor {
   struct TileJob {
     std::uint32_t first = 0;  // lane
     std::uint32_t end = 0;
-    bool all = false;  // what WantTiles asked for
-    // Where somebody waits: the policy that he asked under.
+    bool all = false;  // requested by WantTiles
+    // If a caller waits: the policy under which it called.
     std::weak_ptr<const ManagedSequence> waiter_policy = {};
   };
-  // compactor_join.cc: one after another, here and now. ABORTED where somebody else is at a lane.
+  // compactor_join.cc: joins one lane after another, synchronously. ABORTED: another thread works on
+  // a lane.
   absl::Status JoinCrowdedLanes(const std::shared_ptr<cache::Sequence>& sequence);
   absl::Status JoinSome(const std::shared_ptr<cache::Sequence>& sequence, std::uint32_t lane,
                         bool& joined);
@@ -157,8 +158,8 @@ class Compactor {
   void QueueChoice(const std::shared_ptr<cache::Sequence>& sequence,
                    const std::shared_ptr<ManagedSequence>& managed,
                    std::vector<std::uint32_t> layers, JobPriority priority, Ticket ticket);
-  // Of policies that choose and pack: what was decoded behind their choices gets strategies of its
-  // own, all lanes of the layer alike.
+  // For policies that choose and pack: gives tokens decoded after the last decision their own
+  // strategies, in all lanes of the layer alike.
   void QueueKeepDecoded(const std::shared_ptr<cache::Sequence>& sequence,
                         const std::shared_ptr<ManagedSequence>& managed, std::uint32_t layer);
   absl::Status EncodeBefore(const std::shared_ptr<cache::Sequence>& sequence,
@@ -167,11 +168,11 @@ class Compactor {
     std::uint32_t index;
     bool all_shown;              // Rows::all_shown
     bool amid_steps;             // Rows::amid_steps
-    bool decoding;               // asked for by tokens that were decoded
+    bool decoding;               // triggered by decoded tokens
     bool keeps_decoded = false;  // TokenSelector::KeepDecoded
   };
   absl::Status Choose(cache::Sequence& sequence, ManagedSequence& managed, AskedLayer asked);
-  // What is chosen now; ChoiceOf also measures the time that it takes.
+  // The next choice for the layer; ChoiceOf also measures the time it takes.
   absl::StatusOr<LayerChoice> Choice(const cache::Sequence& sequence, ManagedSequence& managed,
                                      AskedLayer asked, const LayerState& state);
   absl::StatusOr<LayerChoice> ChoiceOf(const cache::Sequence& sequence, ManagedSequence& managed,
@@ -183,46 +184,46 @@ class Compactor {
 
   struct SealJob {
     std::uint32_t lane = 0;
-    // What somebody waits for, where it stands, and the policy that he asked for it under;
-    // 0: whatever is wanted of the lane.
+    // If a caller waits: its request, the lane's work and the policy at the time of the call.
+    // 0: the job carries out all requests of the lane.
     SealRequests::Told told = 0;
     std::shared_ptr<LaneWork> waiter_lane = nullptr;
     std::weak_ptr<const ManagedSequence> waiter_policy = {};
-    bool again = false;            // it comes from the line of those that found no memory
-    bool is_continuation = false;  // with what another has begun
+    bool again = false;            // a retry from the queue of seals that found no memory
+    bool is_continuation = false;  // continues what an earlier job has begun
   };
   void QueueSeal(const std::shared_ptr<cache::Sequence>& sequence, const SealJob& job,
                  Ticket ticket);
-  // At most one job waits for each lane.
+  // Queues at most one job per lane.
   void RequestSeal(const std::shared_ptr<cache::Sequence>& sequence, ManagedSequence& managed,
                    std::uint32_t lane, const SealRequest& wish);
-  // Of lanes whose prompt ends with these rows: those that no job waits for, and that are to get
-  // one.
+  // Requests seals for the lanes whose prompt ends with these rows. Returns the lanes that have no
+  // queued job yet.
   static std::vector<std::uint32_t> RequestPromptEnd(ManagedSequence& managed,
                                                      const cache::Model& model, const Rows& rows);
   void QueueDeferred(std::optional<DeferredSeals::Item> item);
-  // Those that met somebody at their lane, or a sequence that had been moved out.
+  // Queues the sequence's seals that found their lane busy or the sequence offloaded.
   void QueueDeferredOf(const std::shared_ptr<cache::Sequence>& sequence, ManagedSequence& managed);
-  // `waits`: until nobody works on the lane. Else a lane where somebody does is left to them.
+  // `waits`: waits for a busy lane. Otherwise the job that works on the lane takes over the tiles.
   absl::Status EncodeTiles(const std::shared_ptr<cache::Sequence>& sequence, std::uint32_t lane,
                            bool waits);
   struct TilesOutcome {
     std::uint32_t layer = 0;
-    bool left = false;  // to a seal that is in hand
-    bool more = false;  // are there
+    bool left = false;  // the tiles are left to a seal that is queued or running
+    bool more = false;  // there are more tiles
     std::optional<SealRequest> wants_seal;
   };
   absl::Status EncodeTilesOf(cache::Sequence& sequence, ManagedSequence& managed,
                              std::uint32_t lane, LaneState& state, TilesOutcome& outcome);
-  // Whoever has worked on a lane has let go of it.
+  // Called after a job has released a lane: queues the work that was left to that job.
   void OnLaneReleased(const std::shared_ptr<cache::Sequence>& sequence, ManagedSequence& managed,
                       std::uint32_t lane);
-  // Where nobody is told how it went, what finds no memory comes again.
-  // `is_continuation`: there is more to do, and another job is to do it.
+  // Runs a seal. If no caller waits and there is no memory, the seal is deferred.
+  // `is_continuation`: there is more to do, in another job.
   absl::Status SealOrStall(const std::shared_ptr<cache::Sequence>& sequence, const SealJob& job,
                            Turn& turn, bool& is_continuation);
-  // What the lane's jobs are to do, or a part of it. A long one would keep tails waiting where
-  // there is one thread, and other sequences in any case. Nothing: another policy has been set.
+  // Carries out the lane's running requests, or a part of them, so that tails and other sequences
+  // do not wait for a long seal. nullopt: another policy has been set.
   std::optional<absl::Status> Seal(cache::Sequence& sequence, ManagedSequence& managed,
                                    std::uint32_t lane, bool& is_continuation);
   LaneCoder::Options CoderOptions(const cache::Sequence& sequence, ManagedSequence& managed,
@@ -231,27 +232,27 @@ class Compactor {
                                                               const ManagedSequence::Pause& pause,
                                                               const cache::Model& model,
                                                               ForkFunction fork);
-  // `end_wanted`: the seals of a prompt's end are wanted already.
+  // `end_wanted`: the seals for the end of the prompt have been requested already.
   void AfterAppend(const std::shared_ptr<cache::Sequence>& sequence,
                    const std::shared_ptr<ManagedSequence>& managed, const Rows& rows,
                    bool end_wanted);
   static absl::Status CheckAdoptable(const cache::Sequence& sequence, const cache::Sequence& other);
-  // Of one without a policy, when it was asked.
+  // Truncates a sequence that had no policy when Truncate was called.
   static absl::Status TruncateUnmanaged(cache::Sequence& sequence, std::uint64_t tokens);
   absl::StatusOr<ReducedBytes> ReduceLane(cache::Sequence& sequence, ManagedSequence& managed,
                                           std::uint32_t index, std::uint64_t bytes);
-  // While no job of the policy before is at any lane; null: there is none.
+  // Replaces the policy while no job works on any lane. `before` may be null.
   absl::Status ReplacePolicy(cache::Sequence& sequence, ManagedSequence* before,
                              policies::Policy policy);
   void WarnOfSmallBudget(const cache::Sequence& sequence, const policies::Policy& policy);
   void WarnOfShortSegments(const cache::Sequence& sequence, const policies::Policy& policy);
-  // Keeps, and counts for so many lanes, what an attempt has left dense.
+  // Records what an attempt has left dense, and counts it for `lanes` lanes.
   void Note(DenseRecord& record, DenseRows rows, std::uint32_t lanes);
   void Complain(const cache::Sequence& sequence, std::string_view what, const absl::Status& why);
 
   const Options options_;
   CodingCounters counters_;
-  // A worker decides how often a full pool is met: complaints are kept to one a second.
+  // A worker can cause failures at any rate, so they are logged at most once a second.
   LogRateLimit complaints_;
   LogRateLimit small_budgets_{std::chrono::minutes(1)};
   LogRateLimit short_segments_{std::chrono::minutes(1)};

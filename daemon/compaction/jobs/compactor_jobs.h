@@ -1,4 +1,4 @@
-// What the compactor's own files share: jobs that somebody waits for.
+// Helpers shared by the compactor's source files: job batches, tickets and turns.
 #pragma once
 
 #include <memory>
@@ -15,20 +15,20 @@ namespace tessera::compaction {
 
 namespace internal {
 
-// A lane that is forked or cut under the work is taken up again.
+// Attempts per lane, which fail if the lane is forked or truncated meanwhile.
 inline constexpr int kAttempts = 3;
 
 inline absl::Status MovedPositions(const cache::Sequence& sequence) {
   return absl::FailedPreconditionError(
       Concat("entries of ", sequence.id().ToString(), " were moved to other positions, by ",
              sequence.position_shift(),
-             " at the end; a policy that turns keys back begins before any is moved"));
+             " at the end; set a policy with key_space=pre before any entry is moved"));
 }
 
-// To whoever asked for something under a policy that is not the sequence's any more.
+// The answer to callers that asked under an earlier policy of the sequence.
 inline absl::Status PolicyChanged(const cache::Sequence& sequence) {
   return absl::AbortedError(
-      Concat("the policy of ", sequence.id().ToString(), " has changed; ask again"));
+      Concat("the policy of ", sequence.id().ToString(), " has changed; retry"));
 }
 
 inline TenantId TenantOf(const cache::Sequence& sequence) {
@@ -37,22 +37,22 @@ inline TenantId TenantOf(const cache::Sequence& sequence) {
 
 }  // namespace internal
 
-// Jobs that somebody waits for. The last to let go of it tells.
+// The jobs that a caller of Compress waits for. Calls `done` when the last job releases it.
 class Compactor::Batch {
  public:
   Batch(Done done, const Rows& rows)
       : all_shown_(rows.all_shown), amid_steps_(rows.amid_steps), done_(std::move(done)) {}
   ~Batch() {
-    tail_blocks_.reset();  // before whoever waits goes on
+    tail_blocks_.reset();  // before the waiter continues
     std::move(done_)(status_);
   }
   bool all_shown() const { return all_shown_; }    // Rows::all_shown
   bool amid_steps() const { return amid_steps_; }  // Rows::amid_steps
-  // Until all of its jobs are done.
+  // Keeps tails closed until all jobs are done.
   void Hold(cache::Sequence::TailBlock shut) { tail_blocks_ = std::move(shut); }
   void Report(const absl::Status& status) {
     MutexLock lock(mutex_);
-    // That a policy leaves a layer whole is an answer; what failed in another one is not.
+    // An error in another layer takes precedence over a prompt that is too short.
     const bool answered = policies::LeavesWhole(status_) && !policies::LeavesWhole(status);
     if (status_.ok() || (answered && !status.ok())) status_ = status;
   }
@@ -61,12 +61,13 @@ class Compactor::Batch {
   const bool all_shown_;
   const bool amid_steps_;
   Mutex mutex_;
-  absl::Status status_;  // in the destructor nobody else has it
+  absl::Status status_;  // read without the mutex in the destructor, which is exclusive
   cache::Sequence::TailBlock tail_blocks_;
   Done done_;
 };
 
-// A job's place in a batch, or in none. A job that is dropped without having run says so.
+// A job's membership in a batch; null: in none. A job that is dropped without running reports
+// CANCELLED.
 class Compactor::Ticket {
  public:
   explicit Ticket(std::shared_ptr<Batch> batch) : batch_(std::move(batch)) {}
@@ -82,15 +83,15 @@ class Compactor::Ticket {
   bool all_shown() const { return waited_for() && batch_->all_shown(); }
   bool amid_steps() const { return !waited_for() || batch_->amid_steps(); }
   void Report(const absl::Status& status) { batch_->Report(status); }
-  // The work is done, or has failed as it was reported.
+  // The work is done, or its failure has been reported.
   void Finish() { batch_ = nullptr; }
 
  private:
   std::shared_ptr<Batch> batch_;
 };
 
-// While a seal runs: whether it came from the line of those that found no memory. At its end the
-// next one of the line follows, unless it went back.
+// Exists while a seal runs. If the seal is a retry from the queue of deferred seals, its destructor
+// queues the next one, unless this one was deferred again.
 class Compactor::Turn {
  public:
   Turn(Compactor& compactor, TenantId tenant, bool again)
@@ -102,11 +103,11 @@ class Compactor::Turn {
     compactor_.QueueDeferred(compactor_.stalled_.Next(tenant_, found_));
   }
   bool again() const { return again_; }
-  // Another job goes on with it: that one answers.
+  // Another job continues the seal and takes over this turn.
   void PassOn() { again_ = false; }
-  // There was memory for it.
+  // The seal has found memory.
   void Found() { found_ = true; }
-  // To the end of the line.
+  // Defers the seal, at the end of the queue.
   void Stall(DeferredSeals::Item item) {
     const Clock::TimePoint now = compactor_.options_.clock->Now();
     bool look = true;

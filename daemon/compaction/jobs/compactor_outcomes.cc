@@ -1,4 +1,4 @@
-// What became of lanes, for whoever asks; and the end of a prompt that comes without rows.
+// Reports the outcome of compression by lane, and ends prompts without new rows.
 
 #include <algorithm>
 #include <utility>
@@ -11,7 +11,7 @@ namespace tessera::compaction {
 
 namespace {
 
-// Of rows that nothing has been tried with: they wait, for so many tokens of a lane.
+// The outcome of rows that no job has tried to compress. `tokens`: of the lane.
 DenseRows Waiting(const policies::Policy& policy, std::uint64_t tokens) {
   DenseRows waiting = {.reason = DenseReason::kWaiting, .tokens = tokens};
   if (policy.mosaic.has_value()) {
@@ -34,14 +34,14 @@ LaneOutcome OutcomeOf(const cache::Sequence::LaneDescription& lane, const polici
     (IsCompressed(run) ? outcome.compressed_entries : outcome.dense_entries) += run.entries;
   }
   const bool fewer = lane.entries < lane.tokens;
-  const bool reads_all =  // a layer whose blocks nobody would choose from has no summaries
+  const bool reads_all =  // a layer without a selection has no summaries
       policy.summaries.has_value() && !policies::SelectionOf(policy, lane.layer).has_value();
   if (reads_all && !policy.chooses()) {
     outcome.form = LaneForm::kDense;
     outcome.dense.reason = DenseReason::kPolicyDense;
     return outcome;
   }
-  if (LeavesRows(policy) || reads_all) {  // it chooses, and no more
+  if (LeavesRows(policy) || reads_all) {  // the policy only chooses
     outcome.dense = of_layer;
     const bool asked = decided_until > 0 || of_layer.reason != DenseReason::kNone;
     if (!asked && lane.entries > 0) outcome.dense = Waiting(policy, lane.tokens);
@@ -69,7 +69,7 @@ std::vector<LaneOutcome> Compactor::OutcomesOf(
   std::vector<LaneOutcome> outcomes;
   for (const cache::Sequence::LaneDescription& lane : lanes) {
     if (managed == nullptr || managed->policy().dense()) {
-      // Packed by hand, or by a policy before: that is all that is asked for.
+      // Packed by an earlier policy or an explicit packing: nothing more is requested.
       LaneOutcome outcome = {.tokens = lane.tokens};
       for (const cache::SegmentRun& run : lane.runs) {
         (IsCompressed(run) ? outcome.compressed_entries : outcome.dense_entries) += run.entries;
@@ -102,7 +102,7 @@ absl::Status Compactor::EndPrompt(const std::shared_ptr<cache::Sequence>& sequen
                                   std::uint32_t first_layer, std::uint32_t layers) {
   const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(*sequence);
   if (managed == nullptr) return absl::OkStatus();
-  // No cut comes between what a layer holds and what is wanted of it.
+  // The pause keeps the layer from being truncated between reading its length and the request.
   const ManagedSequence::Pause pause(*managed);
   if (ManagedSequence::Of(*sequence) != managed) return internal::PolicyChanged(*sequence);
   for (std::uint32_t layer = first_layer; layer < first_layer + layers; ++layer) {

@@ -1,5 +1,4 @@
-// Seals: who wants them, and those that cannot be carried out now: which wait for memory, which for
-// their lane, and when they come again.
+// Queues and runs seals, and retries those that found no memory or a busy lane.
 
 #include <memory>
 #include <optional>
@@ -44,7 +43,7 @@ void Compactor::QueueSeal(const std::shared_ptr<cache::Sequence>& sequence, cons
        .priority = JobPriority::kSeals,
        .tenant = TenantOf(*sequence),
        .owner = sequence->id().value(),
-       // Old and new form of so many lanes are held at a time as there are threads.
+       // Continuations run first, so that at most one lane per thread holds old and new form.
        .is_continuation = job.is_continuation},
       [this, weak = std::weak_ptr(sequence), job, ticket = std::move(ticket),
        tenant = TenantOf(*sequence)]() mutable {
@@ -73,7 +72,7 @@ std::optional<absl::Status> Compactor::Seal(cache::Sequence& sequence, ManagedSe
                                             std::uint32_t index, bool& is_continuation) {
   ManagedSequence::ManagedLane& lane = managed.lane(index);
   MutexLock lock(lane.work->mutex);
-  // What begins behind SetPolicy follows the policy that it has set.
+  // A job that begins after SetPolicy must follow the new policy.
   if (ManagedSequence::Of(sequence).get() != &managed) return std::nullopt;
   const LaneCoder::Options options = CoderOptions(sequence, managed, lane.state);
   absl::Status status;
@@ -103,28 +102,28 @@ absl::Status Compactor::SealOrStall(const std::shared_ptr<cache::Sequence>& sequ
   const std::shared_ptr<ManagedSequence> before = ManagedSequence::Of(*sequence);
   if (before == nullptr) return nothing_done();
   const std::shared_ptr<LaneWork> work = before->lane(job.lane).work;
-  // Told to a lane whose policy had gone before this one came.
+  // The caller's request was made for a lane of an earlier policy.
   if (job.told != 0 && job.waiter_lane != work) return nothing_done();
-  // Where there is none, somebody else's seal has done the work already. Whoever waits is told of
-  // the work itself: another job may have taken it on, and failed.
+  // False: another job has carried out the requests already. A caller's own request is listed
+  // separately, so that it gets the result of the work even if another job took it and failed.
   if (!work->seals.Begin(job.told)) return nothing_done();
   const absl::Cleanup ends = [&] {
     work->seals.End();
     if (is_continuation) return;
     work->seals.Forget(job.told);
-    // In this order: tiles leave the lane to a seal that is in hand.
+    // After End: tiles are left to a seal that is queued or running.
     OnLaneReleased(sequence, *before, job.lane);
   };
-  // Those before it have found no memory.
+  // Earlier seals have found no memory, so this one joins the queue.
   const bool joins =
       job.told == 0 && !turn.again() && !job.is_continuation && stalled_.Any(TenantOf(*sequence));
   std::optional<absl::Status> sealed;
   bool as_asked = true;
   while (!sealed.has_value()) {
-    // Only now: the wish may be that of a policy that was set meanwhile.
+    // Read the policy only now: the request may belong to one that was set meanwhile.
     const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(*sequence);
     if (managed == nullptr || !managed->policy().mosaic.has_value()) return nothing_done();
-    // Where tokens are chosen, what seals is the choice.
+    // If the policy chooses tokens, the choice seals them.
     if (managed->policy().chooses()) return nothing_done();
     if (joins) break;
     work->seals.AdoptDeferred();
@@ -133,20 +132,19 @@ absl::Status Compactor::SealOrStall(const std::shared_ptr<cache::Sequence>& sequ
   }
   const absl::Status status = sealed.value_or(absl::OkStatus());
   if (!joins && status.ok() && !is_continuation) turn.Found();
-  // Nobody moves it out from under what goes on.
+  // A requested seal keeps the sequence from being offloaded before the continuation runs.
   if (is_continuation) work->seals.RequeueRunning();
-  // Also where somebody is told: a prompt may have come to its end there, and that is not
-  // forgotten.
+  // Also if a caller gets the error: the end of a prompt must not be forgotten.
   const bool no_memory = joins || absl::IsResourceExhausted(status);
   if (no_memory || absl::IsAborted(status)) work->seals.Stall();
-  // Whatever came of the line comes to its end again, so that there is a pause.
+  // A retry goes to the end of the queue again, so that there is a pause.
   if (no_memory && (!work->seal_in_line.exchange(true) || turn.again())) {
     turn.Stall({.tenant = TenantOf(*sequence), .sequence = sequence, .lane = job.lane});
   }
   return as_asked ? status : nothing_done();
 }
 
-// That one, or the first behind it that still has something to do.
+// Queues this seal, or the next deferred one that still has work.
 void Compactor::QueueDeferred(std::optional<DeferredSeals::Item> item) {
   for (; item.has_value(); item = stalled_.Next(item->tenant, /*found=*/false)) {
     const std::shared_ptr<cache::Sequence> sequence = item->sequence.lock();
@@ -155,7 +153,7 @@ void Compactor::QueueDeferred(std::optional<DeferredSeals::Item> item) {
     if (managed == nullptr) continue;
     LaneWork& work = *managed->lane(item->lane).work;
     work.seal_in_line.store(false);
-    // One that has been moved out keeps nobody waiting.
+    // An offloaded sequence must not hold up others; its next rows queue the seal again.
     if (sequence->Describe(/*lanes=*/false).offloaded) continue;
     if (!work.seals.RequeueDeferred()) continue;
     QueueSeal(sequence, {.lane = item->lane, .again = true}, Ticket(nullptr));

@@ -1,5 +1,5 @@
-// What is chosen for a layer, over all of its lanes: which entries stay, which key channels.
-// Carried out lane by lane.
+// The "choose-tokens" job: decides for a layer which entries and key channels are kept, and carries
+// the decision out lane by lane.
 
 #include <algorithm>
 #include <chrono>
@@ -20,17 +20,17 @@ using policies::Policy;
 
 namespace {
 
-// Tokens that may be taken back, so that older queries are the newest again.
+// Queries kept in addition to the newest ones, because a step may take back this many tokens.
 constexpr std::uint64_t kTakenBack = 32;
 
 absl::Status AsksForNothing(const cache::Sequence& sequence, const Policy& policy) {
   return absl::FailedPreconditionError(Concat(sequence.id().ToString(), " has the policy ",
                                               Quoted(policy.text),
-                                              ", which does not ask for this"));
+                                              ", which does not need this observation"));
 }
 
-// What is not asked for again: what was shown of tokens that have been decided about, and where
-// tokens wait for a longer prompt what is not among the newest.
+// Drops observations that no later decision needs: those of decided tokens, and, if tokens wait for
+// a longer prompt, all but the newest.
 void Forget(const Policy& policy, const LayerChoice& choice, Observation& observation) {
   if (!choice.waits) return observation.ForgetBefore(choice.until);
   const policies::Needs needs = policies::NeedsOf(policy);
@@ -43,9 +43,8 @@ void Forget(const Policy& policy, const LayerChoice& choice, Observation& observ
   observation.KeepNewest(newest + kTakenBack);
 }
 
-// Whether rows of a lane that nothing has been packed of are enough for a segment by now. Under a
-// policy that goes on while decoding the first prompt may have been short. Where none waits, what
-// comes next gives them one.
+// Whether a lane without packed rows now has enough rows for a segment. This happens with policies
+// that continue while decoding, after a short first prompt.
 bool FirstForm(const Policy& policy, const cache::OpenRun& run,
                const policies::LaneDecision& decision) {
   return policy.mosaic.has_value() && policies::Continues(policy) && run.packed == nullptr &&
@@ -55,7 +54,7 @@ bool FirstForm(const Policy& policy, const cache::OpenRun& run,
 
 }  // namespace
 
-// ---- what a worker shows
+// ---- Observations
 
 absl::Status Compactor::Observe(cache::Sequence& sequence, const ObservedLayer& shown) {
   const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(sequence);
@@ -94,9 +93,9 @@ absl::Status Compactor::ObserveTokens(cache::Sequence& sequence, std::uint64_t f
   return absl::OkStatus();
 }
 
-// ---- jobs
+// ---- Jobs
 
-// Layers that share a choice go into one job, the one that decides first.
+// Layers that share a decision go into one job; the deciding layer is first.
 void Compactor::QueueChoices(const std::shared_ptr<cache::Sequence>& sequence,
                              const std::shared_ptr<ManagedSequence>& managed, const Rows& rows,
                              JobPriority priority, const std::shared_ptr<Batch>& batch) {
@@ -107,7 +106,7 @@ void Compactor::QueueChoices(const std::shared_ptr<cache::Sequence>& sequence,
     QueueChoice(sequence, managed, std::exchange(together, {}), priority, Ticket(batch));
   };
   for (std::uint32_t layer = rows.first_layer; layer < rows.first_layer + rows.layers; ++layer) {
-    // While decoding one job that waits is enough.
+    // While decoding, one queued job per layer is enough.
     if (priority == JobPriority::kTails && managed->layer(layer).pending.load() > 0) continue;
     if (policies::DecidesFor(managed->policy(), layer) == layer) queue();
     together.push_back(layer);
@@ -131,18 +130,18 @@ void Compactor::QueueChoice(const std::shared_ptr<cache::Sequence>& sequence,
         const std::shared_ptr<ManagedSequence> now =
             held == nullptr ? nullptr : ManagedSequence::Of(*held);
         if (held == nullptr || !held->TokensOfLayer(0).ok()) return;
-        // A choice by rules that are not those of the sequence any more.
+        // The sequence has another policy now.
         if (now == nullptr || now != managed) {
           if (ticket.waited_for()) ticket.Report(internal::PolicyChanged(*held));
           return;
         }
         const std::uint32_t decides = policies::DecidesFor(managed->policy(), layers.front());
         if (decides != layers.front() && managed->layer(decides).pending.load() > 0) {
-          // The layer whose choice these take over comes first.
+          // The layer whose decision these adopt must be done first.
           QueueChoice(held, managed, std::move(layers), priority, std::move(ticket));
           return;
         }
-        // Nobody moves it out from under a choice that is carried out lane by lane.
+        // Keeps the sequence resident while the choice is carried out lane by lane.
         absl::StatusOr<cache::Residence> stays = held->Restore();
         for (const std::uint32_t layer : layers) {
           managed->layer(layer).pending.fetch_sub(1);
@@ -161,7 +160,7 @@ void Compactor::QueueChoice(const std::shared_ptr<cache::Sequence>& sequence,
             Complain(*held, "tokens not chosen", status);
           }
         }
-        if (stays.ok()) stays->Reset();  // before whoever waits goes on
+        if (stays.ok()) stays->Reset();  // before the waiter continues
         ticket.Finish();
       });
 }
@@ -169,7 +168,7 @@ void Compactor::QueueChoice(const std::shared_ptr<cache::Sequence>& sequence,
 void Compactor::QueueKeepDecoded(const std::shared_ptr<cache::Sequence>& sequence,
                                  const std::shared_ptr<ManagedSequence>& managed,
                                  std::uint32_t layer) {
-  // One job that waits is enough, and every lane asks.
+  // Every lane requests this, but one queued job is enough.
   if (managed->layer(layer).pending.load() > 0) return;
   managed->layer(layer).pending.fetch_add(1);
   options_.scheduler->Submit(
@@ -198,8 +197,8 @@ void Compactor::QueueKeepDecoded(const std::shared_ptr<cache::Sequence>& sequenc
       });
 }
 
-// Of a policy that goes on while decoding, and packs: what comes in takes its form first, so that
-// what is chosen keeps it.
+// For policies that continue while decoding and pack: encodes new tiles before the choice, which
+// keeps the form of rows.
 absl::Status Compactor::EncodeBefore(const std::shared_ptr<cache::Sequence>& sequence,
                                      ManagedSequence& managed, std::uint32_t layer) {
   if (!policies::Continues(managed.policy()) || LeavesRows(managed.policy())) {
@@ -218,14 +217,14 @@ absl::Status Compactor::EncodeBefore(const std::shared_ptr<cache::Sequence>& seq
   return absl::OkStatus();
 }
 
-// ---- one layer
+// ---- One layer
 
 absl::Status Compactor::Choose(cache::Sequence& sequence, ManagedSequence& managed,
                                AskedLayer asked) {
   const std::uint32_t index = asked.index;
   ManagedSequence::ManagedLayer& layer = managed.layer(index);
   MutexLock lock(layer.mutex);
-  // What begins behind SetPolicy follows the policy that it has set.
+  // A job that begins after SetPolicy must follow the new policy.
   if (ManagedSequence::Of(sequence).get() != &managed) return internal::PolicyChanged(sequence);
   for (int attempt = 0;;) {
     const bool resumes = layer.unfinished.has_value();
@@ -259,7 +258,7 @@ absl::Status Compactor::Choose(cache::Sequence& sequence, ManagedSequence& manag
         Forget(managed.policy(), *choice, layer.state.observation);
       }
       if (!resumes && !choice->aligns) return choice->refused;
-      continue;  // with what has come since, or stands behind
+      continue;  // with newer tokens, or those after the aligned ones
     }
     const bool again = absl::IsAborted(status);
     if (choice->begun && !(resumes && again)) {
@@ -290,7 +289,7 @@ absl::StatusOr<LayerChoice> Compactor::Choice(const cache::Sequence& sequence,
                                               ManagedSequence& managed, AskedLayer asked,
                                               const LayerState& state) {
   const std::uint32_t index = asked.index;
-  // A choice under the policy before may have moved them since this one was set.
+  // A choice of the previous policy may have moved entries since this policy was set.
   if (policies::UsesUnrotatedKeys(managed.policy()) && sequence.HasMoved()) {
     return internal::MovedPositions(sequence);
   }
@@ -311,13 +310,13 @@ absl::StatusOr<LayerChoice> Compactor::Choice(const cache::Sequence& sequence,
     if (!aligned.ok()) return aligned.status();
     return aligned->has_value() ? **std::move(aligned) : chooser.Choose(state);
   }
-  TESSERA_CHECK(decides < index, "choices are handed on to later layers");
+  TESSERA_CHECK(decides < index, "decisions are adopted by later layers");
   ManagedSequence::ManagedLayer& other = managed.layer(decides);
   MutexLock lock(other.mutex);
   if (!other.unfinished.has_value()) return chooser.TakeOver(decides, other.state, state);
   return absl::FailedPreconditionError(
-      Concat("layer ", index, " takes over the choice of layer ", decides,
-             ", which has been carried out in some of its lanes; compress that one first"));
+      Concat("layer ", index, " adopts the decision of layer ", decides,
+             ", which was interrupted after some of its lanes; compress layer ", decides, " first"));
 }
 
 absl::Status Compactor::Refit(const cache::Sequence& sequence, ManagedSequence& managed,
@@ -328,10 +327,10 @@ absl::Status Compactor::Refit(const cache::Sequence& sequence, ManagedSequence& 
 
 absl::Status Compactor::CarryOut(cache::Sequence& sequence, ManagedSequence& managed,
                                  std::uint32_t layer, LayerChoice& choice) {
-  if (!choice.refused.ok()) return absl::OkStatus();  // nothing is done
+  if (!choice.refused.ok()) return absl::OkStatus();
   const Policy& policy = managed.policy();
   const shm::LaneLayout& layout = sequence.model().layout();
-  // Packed, rows of one lane might wait no more, and those of the next might.
+  // If all rows wait, pack none: otherwise some lanes of the layer might be packed and others not.
   const bool packs = policy.mosaic.has_value() || policy.key_channels.has_value();
   if (packs && policy.drops_entries() && choice.waits && choice.UntouchedAll() &&
       choice.key_channels.empty()) {
@@ -343,12 +342,12 @@ absl::Status Compactor::CarryOut(cache::Sequence& sequence, ManagedSequence& man
     turner.emplace(sequence.model().spec(), layout.tile(layer));
   }
   if (policies::MovesPositions(policy)) {
-    // Every layer keeps equally many. The sequence's next token stands behind them when all are
-    // done (Sequence::AdoptMoves).
+    // All layers keep the same number of entries. When all layers are done, the next token's
+    // position follows them (Sequence::AdoptMoves).
     moves = {.shift = choice.until - choice.lanes.front().kept.size(), .until = choice.until};
   }
-  // Lanes that keep all are settled with the others, whatever their form: the next choice is not
-  // about their rows, either, and finds the layer's lanes alike.
+  // Lanes that keep everything are settled with the others, so that the next choice finds the lanes
+  // of the layer alike.
   const bool settles = !ChoosesFromAll(policy) && policy.drops_entries() &&
                        (!choice.UntouchedAll() || choice.aligns ||
                         ((LeavesRows(policy) || policy.mosaic.has_value()) && !choice.waits));
@@ -372,7 +371,7 @@ absl::Status Compactor::CarryOut(cache::Sequence& sequence, ManagedSequence& man
         [&](const cache::OpenRun& run) -> LaneCoder::Swap {
           if (run.losses != choice.losses[head]) {
             return absl::AbortedError(Concat("lane ", index, " of ", sequence.id().ToString(),
-                                             " was cut while its entries were chosen; ask again"));
+                                             " was truncated while its entries were chosen; retry"));
           }
           if (coding.turning.merged != nullptr && sequence.HasMoved()) {
             return internal::MovedPositions(sequence);
@@ -383,7 +382,7 @@ absl::Status Compactor::CarryOut(cache::Sequence& sequence, ManagedSequence& man
             if (swap.ok()) (*swap)->moves = moves;
             return swap;
           }
-          // Settled rows keep their form, and their neighbours, once they have one.
+          // Settled rows keep their form and their segments.
           const bool first = FirstForm(policy, run, choice.lanes[head]);
           if (!first &&
               (choice.continued || (policies::Continues(policy) && !run.settled.empty()))) {

@@ -1,4 +1,4 @@
-// What compaction keeps with a sequence: its policy, and what it has learnt of each lane.
+// The state that compaction attaches to a sequence: its policy and the state of its layers and lanes.
 #pragma once
 
 #include <algorithm>
@@ -23,50 +23,53 @@
 
 namespace tessera::compaction {
 
-// Who works on a lane and what waits to be done there, under whatever policy: those that a sequence
-// has one after another share it.
+// The lock and the pending work of a lane. Shared by the ManagedSequences that a sequence has under
+// its successive policies.
 struct LaneWork {
   Mutex mutex;  // held by the job that works on the lane
   SealRequests seals;
-  // Whether one that could not be carried out is in the line for memory (DeferredSeals). Where it
-  // is not, the lane's next rows bring it back.
+  // Whether a deferred seal is in the queue for memory (DeferredSeals). Otherwise the lane's next
+  // rows request it again.
   std::atomic<bool> seal_in_line{false};
-  // Tiles that found another job at work here: it has them encoded when it is done.
+  // Tiles arrived while another job worked on the lane; that job queues them when it is done.
   std::atomic<bool> tiles_left{false};
 };
 
+// Owned by its sequence, as its companion, and replaced when another policy is set. Null for
+// sequences that never had a policy other than "dense". Lock order: Pause, layers from last to
+// first, lanes, text.
 class ManagedSequence final : public cache::Companion {
  public:
   struct ManagedLane {
     std::shared_ptr<LaneWork> work = std::make_shared<LaneWork>();
     LaneState state TESSERA_GUARDED_BY(work->mutex);
-    DenseRecord left_dense;  // by the last seal
+    DenseRecord left_dense;  // what the last seal left dense
   };
 
-  // Under a policy that chooses nothing it is known where chunks of text have ended, and no more.
+  // If the policy chooses nothing, only the boundaries of text chunks are kept.
   struct ManagedLayer {
-    Mutex mutex;  // held by the job that chooses; before those of its lanes
+    Mutex mutex;  // held by the job that chooses; locked before the lanes' mutexes
     LayerState state TESSERA_GUARDED_BY(mutex);
-    // One that has been carried out in some lanes when memory ran out: the others come first, so
-    // that the lanes of a layer stay alike.
+    // A choice that was carried out in some lanes when memory ran out. It is finished before
+    // anything else is chosen, so that the lanes of a layer stay alike.
     std::optional<LayerChoice> unfinished TESSERA_GUARDED_BY(mutex);
-    // There is one. Until it is finished the layer's rows keep their form, so that it still fits.
+    // Mirrors `unfinished`. While set, the layer's rows keep their form, so that the choice fits.
     std::atomic<bool> interrupted{false};
-    DenseRecord left_dense;  // by the last choice: all lanes of the layer
-    // Jobs that wait, or run, to choose for this layer.
+    DenseRecord left_dense;  // what the last choice left dense, in all lanes
+    // Number of queued and running jobs that choose for this layer.
     std::atomic<std::uint32_t> pending{0};
   };
 
   ManagedSequence(policies::Policy policy, const cache::Model& model)
       : policy_(std::move(policy)), lanes_(model.lanes()), layers_(model.layers()) {}
-  // While it is held nothing is chosen in any layer, and nothing that was chosen is carried out in
-  // some lanes of a layer, and in others not yet; nobody else pauses it, to set a policy, say.
+  // While held, no layer is being decided about, and no choice is partly carried out by a running
+  // job. Exclusive: policy changes, forks and truncations hold it, too.
   class Pause {
    public:
     explicit Pause(ManagedSequence& sequence) TESSERA_NO_THREAD_SAFETY_ANALYSIS
         : sequence_(sequence) {
       sequence.paused_.Lock();
-      // In this order: whoever chooses for a layer asks those before it.
+      // From last to first: a job that holds a layer may lock the layers before it.
       for (std::size_t i = sequence.layers_.size(); i-- > 0;) sequence.layers_[i].mutex.Lock();
     }
     ~Pause() TESSERA_NO_THREAD_SAFETY_ANALYSIS {
@@ -80,7 +83,7 @@ class ManagedSequence final : public cache::Companion {
     ManagedSequence& sequence_;
   };
 
-  // While it is held nobody works on any lane; after the pause.
+  // While held, no job works on any lane. Lock after Pause.
   class LanesHeld {
    public:
     explicit LanesHeld(ManagedSequence& sequence) TESSERA_NO_THREAD_SAFETY_ANALYSIS
@@ -97,8 +100,8 @@ class ManagedSequence final : public cache::Companion {
     ManagedSequence& sequence_;
   };
 
-  // What a fork of a paused sequence goes on from, which has the first `tokens` of its tokens; what
-  // a worker has shown, and nothing has been decided by, goes with it.
+  // The state of a fork that has the first `tokens` tokens of a paused sequence. Observations that no
+  // decision has used yet are copied.
   ManagedSequence(ManagedSequence& parent, const Pause&, cache::Sequence& fork,
                   std::uint64_t tokens) TESSERA_NO_THREAD_SAFETY_ANALYSIS
       : ManagedSequence(parent.policy_, fork.model()) {
@@ -121,7 +124,7 @@ class ManagedSequence final : public cache::Companion {
     uncommitted_step_.CutTo(tokens);
   }
 
-  // A job waits for the rows.
+  // Whether jobs are queued or running for the sequence.
   bool Busy() const override {
     return tiles_wanted_.load() ||
            std::any_of(lanes_.begin(), lanes_.end(),
@@ -138,15 +141,15 @@ class ManagedSequence final : public cache::Companion {
   ManagedLane& lane(std::uint32_t index) { return lanes_[index]; }
   ManagedLayer& layer(std::uint32_t index) { return layers_[index]; }
 
-  // Whether a choice for the layer waits to be finished.
+  // Whether the layer has a choice that must be finished.
   bool Interrupted(std::uint32_t layer) const { return layers_[layer].interrupted; }
 
-  // What the strategy before loses of the newest tiles of a lane; 0 where none wait for their own,
-  // or none has come since a fork or another policy.
+  // The loss of a lane's newest tiles under the previous segment's strategy; 0 if no tiles wait for
+  // their own strategy, or none was added since a fork or a policy change.
   kernels::Loss MonitoredLoss(std::uint32_t index) const TESSERA_NO_THREAD_SAFETY_ANALYSIS {
     return lanes_[index].state.MonitoredLoss();
   }
-  // The tokens that every layer has chosen among.
+  // The tokens that every layer has decided about.
   std::uint64_t decided_until() const TESSERA_NO_THREAD_SAFETY_ANALYSIS {
     std::uint64_t until = ~std::uint64_t{0};
     for (const ManagedLayer& layer : layers_) {
@@ -155,13 +158,13 @@ class ManagedSequence final : public cache::Companion {
     return until;
   }
 
-  // Likewise of one layer.
+  // The same for one layer.
   std::uint64_t decided_until(std::uint32_t layer) const TESSERA_NO_THREAD_SAFETY_ANALYSIS {
     return layers_[layer].state.decided_until.load();
   }
 
-  // Whether something was chosen among more than the first `tokens`: what stays of those may be
-  // less than the policy keeps.
+  // Whether a decision covers more than the first `tokens`. What is kept of these may then be less
+  // than the policy would keep.
   bool SplitsDecision(std::uint64_t tokens) const TESSERA_NO_THREAD_SAFETY_ANALYSIS {
     const auto parts = [tokens](const ManagedLayer& layer) {
       return layer.state.depends_until > tokens ||
@@ -182,7 +185,7 @@ class ManagedSequence final : public cache::Companion {
     MutexLock lock(text_mutex_);
     compaction::TakeTokenIds(first_token, ids, model, text_);
   }
-  // It was cut to so many tokens.
+  // The sequence was truncated to `tokens`.
   void CutTo(cache::Sequence& sequence, std::uint64_t tokens,
              const Pause&) TESSERA_NO_THREAD_SAFETY_ANALYSIS {
     if (SplitsDecision(tokens)) sequence.set_has_manual_changes();
@@ -199,11 +202,11 @@ class ManagedSequence final : public cache::Companion {
     MutexLock lock(text_mutex_);
     CutTextTo(tokens);
   }
-  // All its lanes hold the other's entries now, and it has no others: what has been decided about
-  // them is what was decided there, in all lanes. What was shown, or waits to be done, is its own.
+  // Called when all lanes hold exactly the other sequence's entries: copies the decisions about
+  // them. Observations and pending work are not copied.
   void AdoptDecisions(ManagedSequence& other, const Pause&,
                       const Pause& /*other*/) TESSERA_NO_THREAD_SAFETY_ANALYSIS {
-    TESSERA_CHECK(policy_.text == other.policy_.text, "both have one policy");
+    TESSERA_CHECK(policy_.text == other.policy_.text, "both sequences must have the same policy");
     TakeLeftDenseOf(other);
     for (std::size_t i = 0; i < layers_.size(); ++i) {
       const std::uint64_t before = layers_[i].state.decided_until;
@@ -215,11 +218,11 @@ class ManagedSequence final : public cache::Companion {
       layers_[i].interrupted = false;
     }
   }
-  // The same sequence under another policy, before anybody sees it: its text, where chunks of that
-  // have ended, where its prompts are, and what waits to be done are what they were. So is what was
-  // shown, if this one asks for the same; else it stays known that somebody has shown something.
-  // One that learns from every query goes on from what another budget of the same system has
-  // learned, of queries that nobody has any more. `before` is paused.
+  // Takes over the state of the same sequence under its previous policy, which is paused, before
+  // this object becomes visible: text, chunk boundaries, prompts and pending work. Observations are
+  // kept if both policies need the same; otherwise only the fact that something was observed. A
+  // policy that learns from every query continues from what the same system with another budget has
+  // learned, because those queries are no longer available.
   void Follow(const ManagedSequence& before,
               cache::Sequence& sequence) TESSERA_NO_THREAD_SAFETY_ANALYSIS {
     const bool asks_alike = policies::NeedsOf(policy_) == policies::NeedsOf(before.policy_);
@@ -236,7 +239,7 @@ class ManagedSequence final : public cache::Companion {
       if (!policies::LearnsTheSame(policy_, before.policy_) || layer.unfinished.has_value())
         continue;
       layers_[i].state.AdoptDecisions(layer.state);
-      // By this budget others would have gone, and at other times.
+      // This budget would have dropped other entries, at other times.
       if (layer.state.decided_until > 0) sequence.set_has_manual_changes();
     }
     for (std::size_t i = 0; i < lanes_.size(); ++i) lanes_[i].work = before.lanes_[i].work;
@@ -247,26 +250,27 @@ class ManagedSequence final : public cache::Companion {
     text_ = std::move(text);
     for (const policies::TokenSpan& prompt : prompts) prompts_.Add(prompt.begin, prompt.end);
   }
-  // Whether it is known that chunks of text have ended. Nobody else has it.
+  // Whether any chunk boundaries are known. Call it while no other thread has this object.
   bool KnowsChunks() const TESSERA_NO_THREAD_SAFETY_ANALYSIS {
     return std::ranges::any_of(layers_, [](const ManagedLayer& layer) {
       return std::ranges::any_of(layer.state.memory.boundaries,
                                  [](const auto& of_lane) { return !of_lane.empty(); });
     });
   }
-  // By token, as far as ids were shown.
+  // By token, as far as ids were observed.
   std::vector<policies::TextMark> text() const {
     MutexLock lock(text_mutex_);
     return text_;
   }
 
-  // Tokens [begin, end) came as a prompt, or a part of one.
+  // Tokens [begin, end) arrived as a prompt, or as a part of one.
   void TakePrompt(std::uint64_t begin, std::uint64_t end) {
     uncommitted_step_.Prompt(end);
     MutexLock lock(text_mutex_);
     prompts_.Add(begin, end);
   }
-  // What there is of a sequence that nobody has managed: of what its steps brought nobody knows.
+  // Records the tokens of a sequence that had no policy before as one prompt, because it is unknown
+  // which of them were decoded.
   void TakeAsPrompt(std::uint64_t tokens, std::uint64_t step_begin) {
     TakePrompt(0, tokens);
     if (step_begin < tokens) TakeStep(step_begin, tokens);
@@ -275,11 +279,12 @@ class ManagedSequence final : public cache::Companion {
     MutexLock lock(text_mutex_);
     return prompts_.spans();
   }
-  // Tokens [begin, end) were decoded, by a step that may not have ended.
+  // Tokens [begin, end) were decoded by a step that may not have ended.
   void TakeStep(std::uint64_t begin, std::uint64_t end) { uncommitted_step_.Begin(begin, end); }
   const UncommittedStep& open_step() const { return uncommitted_step_; }
 
-  // Tokens before this one a choice may still come for; those behind stay, if no prompt comes.
+  // The end of the tokens that a choice may still change. Later tokens are kept unless another
+  // prompt follows.
   std::uint64_t chosen_before(std::uint32_t layer) const TESSERA_NO_THREAD_SAFETY_ANALYSIS {
     if (!policy_.chooses()) return 0;
     if (policies::Continues(policy_)) return ~std::uint64_t{0};
@@ -288,11 +293,11 @@ class ManagedSequence final : public cache::Companion {
     return prompts <= layers_[layer].state.considered_until ? 0 : prompts;
   }
 
-  // True for the first that asks since the job began.
+  // True for the first call since the job began.
   bool WantTiles() { return !tiles_wanted_.exchange(true); }
   void TilesBegin() { tiles_wanted_.store(false); }
 
-  // Null where the sequence has no policy that does anything.
+  // Null: the sequence has no policy that compresses.
   static std::shared_ptr<ManagedSequence> Of(const cache::Sequence& sequence) {
     return std::static_pointer_cast<ManagedSequence>(sequence.companion());
   }

@@ -1,5 +1,5 @@
-// MosaicKV: segment by segment rows are rotated and only their strongest channels kept, blocks are
-// summed up by their mean key, and attention reads the best blocks.
+// MosaicKV: rotates rows segment by segment and keeps each row's strongest channels, summarizes
+// blocks by their mean key, and lets attention read the best blocks.
 #include <array>
 #include <string>
 
@@ -16,7 +16,7 @@ constexpr double kGroups[] = {1, 2, 4};
 constexpr double kBlocks[] = {4, 8, 16};
 constexpr std::string_view kRotationWords[] = {"bf16", "fp32"};
 
-// The tables name exactly what tiles can have.
+// The option tables list exactly what the tile format supports.
 constexpr bool Names(std::span<const double> named, bool (*is_possible)(std::uint32_t)) {
   std::size_t possible = 0;
   for (std::uint32_t i = 0; i < 256; ++i) possible += is_possible(i);
@@ -36,50 +36,52 @@ constexpr Option kOptions[] = {
      .standard = "0.125|0.25|0.375",
      .least = 1 / kLargestHeadDim,
      .unit = "share",
-     .help = "Candidates: of the channels of a row so many are kept, in whole groups"},
+     .help = "Candidates for the share of a row's channels to keep, in whole groups"},
     {.name = "group",
      .type = OptionType::kCount,
      .list = true,
      .standard = "1|2|4",
      .possible = kGroups,
      .unit = "channels",
-     .help = "Candidates: adjacent channels that are kept or dropped together"},
+     .help = "Candidates for the number of adjacent channels that are kept or dropped together"},
     {.name = "loss_k",
      .type = OptionType::kNumber,
      .standard = "0.1",
      .unit = "share",
-     .help = "The mean loss of keys, a share of their squared length, that a candidate may have"},
+     .help = "Largest mean loss of keys that a candidate may have, as a share of their squared "
+             "length"},
     {.name = "loss_v",
      .type = OptionType::kNumber,
      .standard = "0.15",
      .unit = "share",
-     .help = "The same of values"},
+     .help = "The same for values"},
     {.name = "truncate",
      .type = OptionType::kNumber,
      .standard = "0",
      .most = 1 - 4 / kLargestHeadDim,  // a group of any size is left
      .unit = "share",
      .help =
-         "Of the rotated channels so many, the weakest, are cut off before rows choose; 0.25 in "
-         "the paper"},
+         "Share of the rotated channels to cut off, the weakest, before rows choose theirs; 0.25 "
+         "in the paper"},
     {.name = "reorder",
      .type = OptionType::kSwitch,
      .standard = "1",
-     .help = "Whether channels that rows keep together become neighbours"},
+     .help = "Whether channels that rows often keep together are made adjacent"},
     {.name = "block",
      .type = OptionType::kCount,
      .list = true,
      .standard = "4|8|16",
      .possible = kBlocks,
      .unit = "entries",
-     .help = "Candidates: entries that are summed up and read as one"},
+     .help = "Candidates for the number of entries per block, which is summarized and read as a "
+             "whole"},
     {.name = "block_variance",
      .type = OptionType::kNumber,
      .standard = "0.5",
      .unit = "share",
      .help =
-         "The largest block is taken whose keys differ from their mean by at most this share of "
-         "their squared length"},
+         "Largest deviation of a block's keys from their mean, as a share of their squared length; "
+         "the largest candidate block within it is chosen"},
     {.name = "segment",
      .type = OptionType::kCount,
      .standard = "64K",
@@ -88,8 +90,8 @@ constexpr Option kOptions[] = {
      .multiple_of = kernels::kTileEntries,
      .unit = "tokens",
      .help =
-         "A segment, which has one strategy, is at most so long; shorter than about 1.5 head_dim "
-         "its rotations take more than they save"},
+         "Largest number of tokens in a segment, which has one strategy; below about 1.5 head_dim "
+         "tokens its rotations take more memory than packing saves"},
     {.name = "min_segment",
      .type = OptionType::kCount,
      .standard = "4096",
@@ -97,87 +99,89 @@ constexpr Option kOptions[] = {
      .most = shm::kMaxSegmentEntries,
      .multiple_of = kernels::kTileEntries,
      .unit = "tokens",
-     .help = "One that is cut while decoding is at least so long"},
+     .help = "Smallest number of tokens in a segment that is cut while decoding"},
     {.name = "recent",
      .type = OptionType::kCount,
      .standard = "0",
      .most = shm::kMaxSegmentEntries,
      .unit = "tokens",
      .help =
-         "The newest tokens stay as they are, and up to a tile more: a question at a prompt's end, "
-         "say; not of tokens that were chosen"},
+         "Number of newest tokens that stay dense, such as a question at the end of a prompt, and "
+         "up to a tile more; no effect on tokens that another term keeps"},
     {.name = "margin_k",
      .type = OptionType::kNumber,
      .standard = "0.05",
      .unit = "share",
-     .help = "While decoding, a segment is cut where the loss of new keys exceeds loss_k by more"},
+     .help = "While decoding, a segment is cut when the loss of new keys exceeds loss_k by more "
+             "than this"},
     {.name = "margin_v",
      .type = OptionType::kNumber,
      .standard = "0.05",
      .unit = "share",
-     .help = "The same of values and loss_v"},
+     .help = "The same for values and loss_v"},
     {.name = "window",
      .type = OptionType::kCount,
      .standard = "512",
      .least = 1,
      .most = shm::kMaxSegmentEntries,
      .unit = "tokens",
-     .help = "The newest tokens whose mean loss is watched for that"},
+     .help = "Number of newest tokens whose mean loss is compared with that limit"},
     {.name = "select",
      .type = OptionType::kNumber,
      .standard = "0.1",
      .unit = "share",
      .help =
-         "Of the entries that the queries may see in packed segments, so many are read; 0: all, "
-         "and blocks are not summed up"},
+         "Share of the visible packed entries that attention reads; 0: all of them, without block "
+         "summaries"},
     {.name = "judge",
      .type = OptionType::kWord,
      .standard = "share",
      .words = kJudgeWords,
-     .help = "Query heads compare blocks by share of their own attention, or by logit"},
+     .help = "Whether query heads compare blocks by their share of attention, or by logit"},
     {.name = "first_block",
      .type = OptionType::kSwitch,
      .standard = "1",
-     .help = "Whether the lane's first block is always read"},
+     .help = "Whether attention always reads the lane's first block"},
     {.name = "rotation",
      .type = OptionType::kWord,
      .standard = "bf16",
      .words = kRotationWords,
-     .help = "The type in which rotations are stored"},
+     .help = "Type in which rotations are stored"},
     {.name = "sample",
      .type = OptionType::kCount,
      .standard = "4096",
      .least = kTile,
      .most = shm::kMaxSegmentEntries,
      .unit = "tokens",
-     .help = "Losses of candidates are judged on so many tokens of a segment, spread over it"},
+     .help = "Number of tokens, spread over a segment, on which the losses of candidates are "
+             "measured"},
     {.name = "trial",
      .type = OptionType::kCount,
      .standard = "8192",
      .least = kTile,
      .most = shm::kMaxSegmentEntries,
      .unit = "tokens",
-     .help = "The rotation that they are judged with is made from so many others"},
+     .help = "Number of other tokens from which the rotation for that measurement is computed"},
     {.name = "reorder_sample",
      .type = OptionType::kCount,
      .standard = "1024",
      .least = kTile,
      .most = shm::kMaxSegmentEntries,
      .unit = "tokens",
-     .help = "Which channels rows keep together is seen on so many"},
+     .help = "Number of tokens from which reorder learns which channels rows keep together"},
     {.name = "pressed",
      .type = OptionType::kNumber,
      .standard = "0",
      .unit = "share",
      .help =
-         "Where memory is short, sealed segments may be cut down to this share of the channels; 0: "
+         "Share of the channels to which sealed segments may be reduced when memory is short; 0: "
          "never"},
 };
 
 constexpr std::array<std::string_view, 3> kOfSelection = {"select", "judge", "first_block"};
 constexpr std::array<std::string_view, 2> kOfBlocks = {"block", "block_variance"};
 
-// The first of these that is given; empty: none is.
+// The first of these options that is given; empty: none.
 std::string_view Given(const Values& values, std::span<const std::string_view> names) {
   for (const std::string_view name : names) {
     if (values.given(name)) return name;
@@ -185,10 +189,10 @@ std::string_view Given(const Values& values, std::span<const std::string_view> n
   return {};
 }
 
-// What is given, and changes nothing beside what else is.
+// Refuses options that have no effect together with the other values.
 std::string Idle(const Values& values) {
   if (values.given("reorder_sample") && !values.Switch("reorder")) {
-    return "reorder_sample is given, but with reorder=0 no channels become neighbours";
+    return "reorder_sample is given, but with reorder=0 no channels are reordered";
   }
   if (values.given("block_variance") && values.Counts("block").size() == 1) {
     return Concat("block_variance is given, but block=", values.Counts("block").front(),
@@ -208,7 +212,7 @@ std::string Check(const Term& term, std::span<const Term> all) {
     }
     if (const auto name = Given(values, kOfBlocks); other.kind->own_summaries && !name.empty()) {
       return Concat(name, " is given, but the term ", other.kind->name,
-                    " decides how blocks are summed up");
+                    " decides how blocks are summarized");
     }
   }
   if (values.Number("select") != 0) return "";
@@ -216,7 +220,7 @@ std::string Check(const Term& term, std::span<const Term> all) {
   if (idle.empty()) idle = Given(values, kOfBlocks);
   if (idle.empty()) return "";
   return Concat(idle,
-                " is given, but with select=0 everything is read and no blocks are summed up");
+                " is given, but with select=0 attention reads everything, without block summaries");
 }
 
 void Apply(const Values& values, Policy& policy) {
@@ -298,7 +302,7 @@ std::optional<Values> Read(const Policy& policy) {
 
 constexpr TermKind kMosaicKv = {
     .name = "mosaickv",
-    .is = "Rows are rotated and packed segment by segment, and attention reads the best blocks",
+    .is = "Rotates and packs rows segment by segment; attention reads the best blocks",
     .sets = "packing, segments, block summaries (mean key), selection",
     .paper = "MosaicKV (Sheng et al., Dynamic Two-D KV Cache Compression)",
     .decides = Decides::kPacking,

@@ -1,5 +1,13 @@
 // ThinK: drops the key channels with the smallest products of query and key energy, from every
 // token but the newest. Each kv head drops its own channels. Values are unchanged.
+//
+// A channel's score is the mean of its squared queries, averaged over the query heads of the kv
+// head, times the mean of its squared keys. Keys and queries count as stored, after RoPE. Ties keep
+// the lower channel. The first prompt that is longer than recent_size fixes a lane's channels, also
+// for later prompts and decoded tokens; if all rows with dropped channels are truncated, the next
+// prompt decides anew. A token policy chooses on whole keys first, and channels are scored on all
+// of them; the newest of its kept tokens keep all channels for good. Each lane stores one row of
+// the identity matrix per kept channel, by which queries are reduced.
 #include <algorithm>
 #include <array>
 #include <string>

@@ -32,7 +32,7 @@ absl::Status RefuseAt(const Term& term, const Parts&... why) {
 absl::Status CheckPair(const Term& earlier, const Term& later) {
   const TermKind& one = *earlier.kind;
   const TermKind& other = *later.kind;
-  if (&one == &other) return RefuseAt(later, other.name, " is there twice");
+  if (&one == &other) return RefuseAt(later, other.name, " is given twice");
   if (one.decides == other.decides) {
     return RefuseAt(later, one.name, " and ", other.name, " both decide ",
                     DecidesText(one.decides));
@@ -40,25 +40,26 @@ absl::Status CheckPair(const Term& earlier, const Term& later) {
   return absl::OkStatus();
 }
 
-// Of a term with the others, whatever their order.
+// Checks a term against all others, whatever their order.
 absl::Status CheckAmong(const Term& term, std::span<const Term> all) {
   const TermKind& kind = *term.kind;
   const bool packing = std::ranges::any_of(
       all, [](const Term& other) { return other.kind->decides == Decides::kPacking; });
   if (kind.decides == Decides::kValues && !packing) {
-    return RefuseAt(term, kind.name, " is a type of packed values, and no term packs rows");
+    return RefuseAt(term, kind.name,
+                    " is a type of packed values, but no term packs rows; add mosaickv or think");
   }
   if (kind.decides == Decides::kNothing && all.size() > 1) {
     return RefuseAt(term, kind.name,
-                    " goes with no other term: rows stay as they are and all are read");
+                    " cannot be combined with other terms: it means no compression");
   }
   if (kind.check == nullptr) return absl::OkStatus();
   const std::string why = kind.check(term, all);
   return why.empty() ? absl::OkStatus() : RefuseAt(term, kind.name, ": ", why);
 }
 
-// Whether every share is at least a group in rows of this length. Strategies round channels as
-// here: down, but not for the sake of a rounding error.
+// Checks that every share is at least one group in rows of this length. Channels are rounded down
+// as strategies do it, with a tolerance for rounding errors.
 absl::Status CheckGroups(const kernels::StrategyOptions& strategy, std::uint32_t head_dim) {
   const auto count_down = [head_dim](double share) {
     return static_cast<std::uint32_t>(std::floor(share * head_dim + 1e-6));
@@ -80,12 +81,13 @@ absl::Status CheckShares(const kernels::StrategyOptions& strategy) {
   if (strategy.kept.empty()) return Refuse("mosaickv: keep is empty");
   if (strategy.groups.empty()) return Refuse("mosaickv: group is empty");
   if (!(strategy.truncated >= 0 && strategy.truncated < 1)) {
-    return Refuse("mosaickv: truncate is ", strategy.truncated, "; it is from 0 to below 1");
+    return Refuse("mosaickv: truncate is ", strategy.truncated,
+                  "; it must be at least 0 and less than 1");
   }
   constexpr double kRounding = 1e-9;
   for (const double kept : strategy.kept) {
     if (!(kept > 0 && kept <= 1)) {
-      return Refuse("mosaickv: keep has ", kept, "; it is above 0, up to 1");
+      return Refuse("mosaickv: keep has ", kept, "; each value must be above 0 and at most 1");
     }
     if (kept > 1 - strategy.truncated + kRounding) {
       return Refuse("mosaickv: keep ", kept, " is more than truncate ", strategy.truncated,
@@ -93,8 +95,8 @@ absl::Status CheckShares(const kernels::StrategyOptions& strategy) {
     }
   }
   if (strategy.blocks.empty() != (strategy.summary == Summary::kNone)) {
-    return Refuse("mosaickv: there are ", strategy.blocks.size(), " block sizes, and blocks are ",
-                  strategy.summary == Summary::kNone ? "not " : "", "summed up");
+    return Refuse("mosaickv: block has ", strategy.blocks.size(), " sizes, but blocks have ",
+                  strategy.summary == Summary::kNone ? "no " : "", "summaries");
   }
   for (const std::uint32_t block : strategy.blocks) {
     if (!kernels::IsBlock(block)) return Refuse("mosaickv: block ", block, " is not 4, 8 or 16");
@@ -102,19 +104,19 @@ absl::Status CheckShares(const kernels::StrategyOptions& strategy) {
   for (const std::uint32_t group : strategy.groups) {
     if (!kernels::IsGroup(group)) return Refuse("mosaickv: group ", group, " is not 1, 2 or 4");
   }
-  // What is too little for the longest rows is too little for any.
+  // Shares that are too small for the longest rows are too small for all.
   return CheckGroups(strategy, kLargestHeadDim);
 }
 
 absl::Status CheckPressed(const MosaicPolicy& mosaic) {
   if (mosaic.pressed == 0) return absl::OkStatus();
   if (!(mosaic.pressed > 0 && mosaic.pressed <= 1)) {
-    return Refuse("mosaickv: pressed is ", mosaic.pressed, "; it is from 0 to 1");
+    return Refuse("mosaickv: pressed is ", mosaic.pressed, "; it must be 0 to 1");
   }
   const double most = *std::max_element(mosaic.strategy.kept.begin(), mosaic.strategy.kept.end());
   if (mosaic.pressed <= most) return absl::OkStatus();
-  return Refuse("mosaickv: pressed ", mosaic.pressed, " is more than keep, ", most,
-                ": nothing would become smaller");
+  return Refuse("mosaickv: pressed ", mosaic.pressed, " is more than the largest keep, ", most,
+                ", so it would free no memory");
 }
 
 absl::Status CheckSegments(const SegmentOptions& segments) {
@@ -125,19 +127,19 @@ absl::Status CheckSegments(const SegmentOptions& segments) {
     return Refuse("mosaickv: min_segment ", segments.min_tokens, " is more than segment ",
                   segments.tokens);
   }
-  if (segments.loss_window == 0) return Refuse("mosaickv: window is 0; it is at least 1");
+  if (segments.loss_window == 0) return Refuse("mosaickv: window is 0; it must be at least 1");
   return absl::OkStatus();
 }
 
 absl::Status CheckKeyChannels(const KeyChannelPolicy& policy) {
   if (!(policy.ratio > 0 && policy.ratio < 1)) {
-    return Refuse("think: ratio is ", policy.ratio, "; it is above 0, below 1");
+    return Refuse("think: ratio is ", policy.ratio, "; it must be above 0 and below 1");
   }
-  if (policy.window == 0) return Refuse("think: window is 0; it is at least 1");
+  if (policy.window == 0) return Refuse("think: window is 0; it must be at least 1");
   return absl::OkStatus();
 }
 
-// Whether some channel goes, and rows have a form.
+// Checks that at least one channel is dropped, and that the tile format supports the result.
 absl::Status CheckKeyChannelsFor(const KeyChannelPolicy& policy,
                                  const kernels::LayerGeometry& geometry) {
   if (KeptKeyChannels(policy, geometry.head_dim) == geometry.head_dim) {
@@ -145,8 +147,7 @@ absl::Status CheckKeyChannelsFor(const KeyChannelPolicy& policy,
                   " is less than one channel");
   }
   if (geometry.type == kernels::ElementType::kFp32 && !policy.values.has_value()) {
-    return Refuse(
-        "think: rows of fp32 have no packed form of their own; name one, as in think+bf16");
+    return Refuse("think: fp32 rows cannot be packed as fp32; name a value type, as in think+bf16");
   }
   const char* why = kernels::UnsupportedReason(KeyChannelShape(policy, geometry));
   return why == nullptr ? absl::OkStatus() : Refuse("think: ", why);
@@ -155,14 +156,14 @@ absl::Status CheckKeyChannelsFor(const KeyChannelPolicy& policy,
 absl::Status CheckSelection(const Policy& policy) {
   const kernels::SelectionRule& rule = policy.selection->rule;
   if (rule.entries == 0 && !(rule.rate > 0 && rule.rate <= 1)) {
-    return Refuse("the selection's rate is ", rule.rate, "; it is above 0, up to 1");
+    return Refuse("the selection's rate is ", rule.rate, "; it must be above 0 and at most 1");
   }
   if (rule.entries != 0 && rule.floor != 0) {
     return Refuse("the selection has entries ", rule.entries, " and floor ", rule.floor,
-                  "; floor is the least budget by rate");
+                  "; floor applies only to a budget by rate");
   }
   if (policy.mosaic.has_value() && policy.mosaic->strategy.summary == Summary::kNone) {
-    return Refuse("there is a selection, and packed rows have no blocks that are summed up");
+    return Refuse("the policy has a selection, but packed rows have no block summaries");
   }
   return absl::OkStatus();
 }
@@ -184,7 +185,7 @@ absl::Status CheckTogether(std::span<const Term> terms) {
 absl::Status Validate(const Policy& policy) {
   if (policy.mosaic.has_value()) {
     if (policy.summaries.has_value()) {
-      return Refuse("rows are packed, and also summed up as they are");
+      return Refuse("the policy packs rows, and also summarizes unpacked rows");
     }
     absl::Status status = CheckShares(policy.mosaic->strategy);
     if (status.ok()) status = CheckSegments(policy.mosaic->segments);
@@ -193,7 +194,7 @@ absl::Status Validate(const Policy& policy) {
   }
   if (policy.key_channels.has_value()) {
     if (policy.mosaic.has_value() || policy.summaries.has_value()) {
-      return Refuse("key channels go, and rows are also packed or summed up");
+      return Refuse("the policy drops key channels, and also packs or summarizes rows");
     }
     absl::Status status = CheckKeyChannels(*policy.key_channels);
     if (!status.ok()) return status;
@@ -202,7 +203,8 @@ absl::Status Validate(const Policy& policy) {
     if (!kernels::IsBlock(policy.summaries->block)) {
       return Refuse("page ", policy.summaries->block, " is not 4, 8 or 16");
     }
-    if (policy.summaries->summary == Summary::kNone) return Refuse("blocks without a summary");
+    if (policy.summaries->summary == Summary::kNone)
+      return Refuse("the policy has blocks without a summary");
   }
   return policy.selection.has_value() ? CheckSelection(policy) : absl::OkStatus();
 }

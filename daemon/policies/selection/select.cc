@@ -1,4 +1,4 @@
-// Selection alone: attention reads the best blocks of what has block summaries.
+// The term `select`: attention reads the best blocks of segments that have block summaries.
 #include "daemon/cache/model/model.h"
 #include "daemon/policies/registry_rows.h"
 
@@ -14,39 +14,40 @@ constexpr Option kOptions[] = {
      .standard = "0.1",
      .above_least = true,
      .unit = "share",
-     .help = "Of the entries that the queries may see in blocks, so many are read; not beside "
+     .help = "Share of the visible entries in blocks that attention reads; not together with "
              "entries"},
     {.name = kEntries,
      .type = OptionType::kCount,
      .least = 1,
      .most = kMostEntries,
      .unit = "entries",
-     .help = "So many entries of blocks are read, whatever the length; instead of rate"},
+     .help = "Number of entries in blocks that attention reads, whatever the length; replaces "
+             "rate"},
     {.name = "judge",
      .type = OptionType::kWord,
      .standard = "share",
      .words = kJudgeWords,
-     .help = "Query heads compare blocks by share of their own attention, or by logit"},
+     .help = "Whether query heads compare blocks by their share of attention, or by logit"},
     {.name = "heads",
      .type = OptionType::kWord,
      .standard = "group",
      .words = kHeadsWords,
-     .help = "The query heads of a kv head share one choice, or each has its own"},
+     .help = "Whether the query heads of a kv head share one selection, or each has its own"},
     {.name = "first_block",
      .type = OptionType::kSwitch,
      .standard = "1",
-     .help = "Whether the lane's first block is always read"},
+     .help = "Whether attention always reads the lane's first block"},
     {.name = "dense_layers",
      .type = OptionType::kCount,
      .standard = "0",
      .most = cache::kMaxLayers,
      .unit = "layers",
-     .help = "The first layers, which read everything"},
+     .help = "Number of first layers in which attention reads everything"},
 };
 
 std::string Check(const Term& term, std::span<const Term>) {
   if (term.values.given(kRate) && term.values.given(kEntries)) {
-    return "rate and entries are both given; each is the budget by itself";
+    return "rate and entries are both given; give only one of them";
   }
   return "";
 }
@@ -66,7 +67,7 @@ void Apply(const Values& values, Policy& policy) {
 std::optional<Values> Read(const Policy& policy) {
   if (!policy.selection.has_value() || IsQuest(policy)) return std::nullopt;
   const kernels::SelectionRule& rule = policy.selection->rule;
-  // What mosaickv says with options of its own.
+  // mosaickv's own options express this selection.
   if (policy.mosaic.has_value() && rule.entries == 0 && policy.selection->dense_layers == 0 &&
       !rule.each_head) {
     return std::nullopt;
@@ -102,8 +103,8 @@ std::string_view HeadsWord(bool each_head) { return kHeadsWords[each_head ? 1 : 
 constexpr TermKind kSelect = {
     .name = "select",
     .is =
-        "Attention reads the best blocks of segments that have block summaries, and all of the "
-        "others",
+        "Lets attention read only the best blocks of segments that have block summaries, and all "
+        "other segments whole",
     .sets = "selection",
     .decides = Decides::kSelection,
     .options = kOptions,

@@ -1,4 +1,11 @@
 // ChunkKV: scores and keeps chunks of consecutive tokens as a whole.
+//
+// Mode paper: chunks are cells of a grid that starts at position 0. The window is kept, then the
+// best chunks, until the budget is met exactly; the last chunk is cut to fit. A chunk that
+// straddles the window is scored with its tokens inside. Softmax scores are scaled and causal,
+// logits neither. Mode kvpress: SnapKV's scores, with the window above all others; a share of whole
+// chunks is kept, rounded as kvpress does. With reuse the layers must have equally many kv heads,
+// and the worker observes only the deciding layers.
 #include <algorithm>
 #include <cmath>
 #include <functional>

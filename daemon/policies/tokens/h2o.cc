@@ -1,5 +1,6 @@
 // H2O: keeps the heavy hitters, which received most attention from all queries so far, and the
-// newest tokens. Each kv head decides separately.
+// newest tokens. Each kv head decides separately. Attention is summed over the queries of prompts
+// and decoded tokens, including a token's own query, and averaged over the query heads.
 #include <algorithm>
 
 #include "daemon/base/strings.h"

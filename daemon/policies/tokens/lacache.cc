@@ -1,5 +1,16 @@
-// LaCache: layers keep different tokens, in ladders, so that together they cover more than one of
-// them could. kernels/tokens/ladder.h has the rule.
+// LaCache: layers keep different tokens, in ladders, so that together they cover more of the text
+// than one layer could. kernels/tokens/ladder.h defines the rule.
+//
+// A span of a quarter to a half of the layers suits language modelling; it must be less than the
+// model's layers. All lanes of a layer must have the same length.
+//
+// pos=slot, here and in `streaming`: only Compress moves entries; the end of a prompt alone does
+// not. Compress closes the tail first, because its tokens were computed for the old positions. The
+// next position is the worker's again when every layer has been compressed. Until then, calls that
+// would mix old and new positions are refused, and so is another policy. Rows that the worker
+// appends carry the shift for which they were computed (AppendRequest.position_shift) and are
+// refused if entries have moved since. Packed rows cannot be moved. Each move of a bf16 key rounds
+// it by 0.2 % of its length, which adds up like a random walk: 1.5 % after 32 moves, 3 % after 128.
 #include <algorithm>
 
 #include "absl/status/status.h"
@@ -30,39 +41,39 @@ constexpr Option kOptions[] = {
      .least = 1,
      .most = kMostEntries,
      .unit = "tokens",
-     .help = "So many tokens stay, and after the first overflow half of what a ladder removes "
-             "more"},
+     .help = "Number of tokens to keep per layer; after the first overflow, plus half of what a "
+             "ladder removes"},
     {.name = "span",
      .type = OptionType::kCount,
      .least = 1,
      .most = cache::kMaxLayers,
      .unit = "layers",
-     .help = "So many layers keep the same token; by default 16, or half of the layers of a model "
-             "with fewer than 32"},
+     .help = "Number of layers that keep the same token; default 16, or half of the layers if the "
+             "model has fewer than 32"},
     {.name = "overlap",
      .type = OptionType::kCount,
      .standard = "0",
      .most = cache::kMaxLayers - 1,
      .unit = "layers",
-     .help = "So many of them keep the next token too; less than span"},
+     .help = "Number of these layers that also keep the next token; less than span"},
     {.name = "sink",
      .type = OptionType::kCount,
      .standard = "4",
      .most = kMostPinned,
      .unit = "tokens",
-     .help = "The first tokens, which stay"},
+     .help = "Number of first tokens to keep"},
     {.name = "map",
      .type = OptionType::kWord,
      .standard = "mod",
      .words = kMapWords,
-     .help = "Ladders of neighbouring layers differ (mod), or those of neighbouring bands of "
-             "layers"},
+     .help = "Whether ladders differ between neighbouring layers (mod), or between neighbouring "
+             "bands of layers"},
     {.name = "pass",
      .type = OptionType::kWord,
      .standard = "repeat",
      .words = kPassWords,
-     .help = "A prompt that is much longer is laddered again and again from its beginning, or "
-             "evenly (uniform)"},
+     .help = "Whether a much longer prompt is laddered repeatedly from its beginning, or evenly "
+             "(uniform)"},
     kPositionsOption,
 };
 
@@ -105,7 +116,7 @@ std::optional<Values> Read(const Policy& policy) {
 
 Needs NeedsFrom(const TokenPolicy&) { return {}; }
 
-// A wider default span than half of the layers would remove nothing.
+// A default span of more than half of the layers would remove nothing.
 std::uint32_t SpanFor(const LaCachePolicy& ladder, std::uint32_t layers) {
   if (ladder.span != 0) return ladder.span;
   return std::clamp(layers / 2, 1u, kUsualSpan);
@@ -134,8 +145,8 @@ absl::Status CheckModel(const TokenPolicy& tokens, const ModelFacts& model) {
   const kernels::LadderOptions options = LadderFor(ladder, layers);
   if (layers == 1) {
     return Refuse(
-        "ladders need at least 2 layers, and the model has 1; streaming keeps the first "
-        "and the newest tokens of it");
+        "ladders need at least 2 layers, but the model has 1; use streaming, which keeps the first "
+        "and the newest tokens");
   }
   switch (kernels::FaultOf(options)) {
     case LadderFault::kNone:
@@ -146,23 +157,23 @@ absl::Status CheckModel(const TokenPolicy& tokens, const ModelFacts& model) {
       return Refuse("overlap ", ladder.overlap, " is not less than span ", options.span);
     case LadderFault::kNothingRemoved:
       return Refuse("span ", options.span, " with overlap ", ladder.overlap, " of ", layers,
-                    " layers removes nothing: every layer keeps all of a ladder's ",
+                    " layers drops nothing: every layer keeps all of a ladder's ",
                     kernels::ShapeOf(options).length, " tokens");
     case LadderFault::kTooFewEntries:
-      return Refuse("budget ", ladder.budget, " is too little for ladders over ", layers,
-                    " layers; it is at least ", kernels::LeastEntries(options));
+      return Refuse("budget ", ladder.budget, " is too small for ladders over ", layers,
+                    " layers; it must be at least ", kernels::LeastEntries(options));
   }
   return absl::OkStatus();
 }
 
-// Ladders count entries, whatever they are of, so that lanes need only be of one length.
+// Ladders count entries, whatever their tokens are, so the lanes only need equal lengths.
 absl::Status CheckView(const TokenPolicy& tokens, const LayerView& view) {
   if (absl::Status status = CheckModel(tokens, {.layers = view.layers}); !status.ok())
     return status;
   return CheckEqualCounts(kName, view);
 }
 
-// Step by step, a prompt at once: what no longer fits goes after each.
+// Replays forward steps, a prompt at once: after each step, drops what no longer fits.
 absl::StatusOr<LayerDecision> AdvanceLayer(const TokenPolicy& tokens, const LayerView& view,
                                            std::span<const std::uint64_t> before,
                                            LayerMemory& memory) {
@@ -203,8 +214,8 @@ constexpr TokenSystem kSystem = {.is = Is<LaCachePolicy>,
 
 constexpr TermKind kLaCache = {
     .name = kName,
-    .is = "Layers keep different tokens, in ladders, so that together they cover more of the text",
-    .sets = "tokens, also while decoding, other ones in every layer",
+    .is = "Keeps different tokens in different layers, in ladders that together cover more text",
+    .sets = "tokens, also while decoding, different in every layer",
     .paper = "LaCache (arXiv 2507.14204)",
     .decides = Decides::kTokens,
     .options = kOptions,

@@ -1,4 +1,6 @@
-// PyramidKV: SnapKV with more entries in the first layers and fewer in the last.
+// PyramidKV: SnapKV with more entries in the first layers and fewer in the last. As in kvpress, the
+// layers' budgets fall in equal steps around the budget, rounded with halves to even. If a layer
+// would get less than its window or more entries than exist, all layers get the same.
 #include <array>
 #include <cmath>
 

@@ -1,5 +1,28 @@
-// SemantiCache: within a chunk of text keys that point the same way become one, which counts as
-// often as there were.
+// SemantiCache: merges entries with similar keys within a chunk of text. A merged entry has the
+// mean of their rows, the number of their tokens as its weight, and the position of the first.
+//
+// Chunks of text. A chunk ends after a delimiter, even if the delimiter was dropped, and when it
+// has max_chunk entries. Sinks, newest tokens and the delimiter count; each kv head counts its own
+// entries. Delimiters are never merged. A chunk that ended because it was full leaves a boundary,
+// which is remembered (LayerMemory::boundaries), because merging changes the number of entries by
+// which the end was found. Truncation forgets later boundaries, forks copy them, and later policies
+// keep them. A chunk that is not full continues with the next prompt and counts the entries that
+// are left of it. Clustered chunks are not clustered again, unless a budget requires it.
+//
+// Budget. It covers all kv heads of a layer and all tokens, including those that another term
+// drops. What earlier prompts have left over is available to later ones. The taus tried are
+// multiples of 1/128.
+//
+// When. All token ids must have been observed, including those of decoded tokens before a second
+// prompt. Nothing is merged while decoding; a worker that wants finished chunks merged calls
+// Compress, which leaves the chunk being decoded open. With mosaickv, think or a token policy, rows
+// of a prompt that lost something are settled: a chunk left open is not merged into later.
+//
+// key_space. Stored keys are rotated by RoPE, so similar keys at distant positions look different
+// in the fast channels, and their mean is blurred there. With key_space=pre each key is rotated
+// back before it is compared, and a merged key is the mean of its tokens' keys rotated to its
+// position. This needs the model's RoPE parameters, and no entry may have moved to another
+// position.
 #include <algorithm>
 #include <string_view>
 #include <vector>
@@ -22,13 +45,13 @@ namespace {
 
 constexpr std::string_view kSemantiCacheName = "semanticache";
 
-// ---- the decision about a layer
+// ---- The decision about a layer
 
 bool IsDelimiter(std::span<const TextMark> text, std::uint64_t token) {
   return token < text.size() && text[token] == TextMark::kDelimiter;
 }
 
-// What chunks are made by; empty where the policy does not look at delimiters.
+// The positions of the view's delimiters; empty if the policy ignores them.
 std::vector<std::uint64_t> DelimitersOf(const SemantiCachePolicy& cache, const LayerView& view) {
   std::vector<std::uint64_t> delimiters;
   for (std::uint64_t token = 0; cache.delimiters && token < view.tokens; ++token) {
@@ -39,14 +62,13 @@ std::vector<std::uint64_t> DelimitersOf(const SemantiCachePolicy& cache, const L
 
 struct Runs {
   std::vector<EntryRun> of;
-  std::uint64_t open = 0;  // entries behind them that their chunk's end may merge
-  // The first position whose entry is in no run but may be in a later one; all ones: there is none.
+  std::uint64_t open = 0;  // entries of the open chunk, which may be merged when it ends
+  // The first position whose entry is in no run but may be in a later one; all ones: none.
   std::uint64_t next = ~std::uint64_t{0};
 };
 
-// Entries of a lane that may be merged: of one chunk, without its delimiter, the sinks and the
-// newest. Sinks and newest are counted in entries. Chunks that lie before the position `settled`
-// are left alone.
+// The entries of a lane that may be merged: each chunk without its delimiter, sinks and newest
+// entries. Chunks before the position `settled` are skipped.
 Runs RunsOf(const LaneEntries& lane, const SemantiCachePolicy& cache, bool leave_open,
             const TextChunks& chunks, std::span<const std::uint64_t> delimiters,
             std::uint64_t settled) {
@@ -77,12 +99,12 @@ Runs RunsOf(const LaneEntries& lane, const SemantiCachePolicy& cache, bool leave
   return runs;
 }
 
-// What is clustered together: one lane, or all of a layer.
+// What is clustered together: one lane, or all lanes of a layer.
 struct Cluster {
   std::vector<std::uint32_t> kv_heads;
   Runs runs;
   std::uint64_t entries = 0;
-  ChunkEnds boundaries;  // of each of its lanes, once this is done
+  ChunkEnds boundaries;  // of each of its lanes, after the decision
 
   std::uint64_t OutsideRuns() const {
     std::uint64_t outside = entries;
@@ -91,8 +113,8 @@ struct Cluster {
   }
 };
 
-// What is remembered of these lanes, together: under scope=layer all have one list, but for what a
-// policy before has left.
+// The remembered boundaries of these lanes, merged. With scope=layer all lanes have the same list,
+// unless an earlier policy has left different ones.
 std::vector<std::uint64_t> BoundariesOf(const LayerMemory& memory,
                                         std::span<const std::uint32_t> kv_heads) {
   std::vector<std::uint64_t> all;
@@ -106,7 +128,7 @@ std::vector<std::uint64_t> BoundariesOf(const LayerMemory& memory,
   return all;
 }
 
-// `again`: also of chunks that have been clustered before.
+// `again`: includes chunks that have been clustered before.
 std::vector<Cluster> ClustersOf(const SemantiCachePolicy& cache, const LayerView& view,
                                 const LayerMemory& memory, bool again) {
   const std::uint64_t settled = again ? 0 : memory.clustered_until;
@@ -120,7 +142,7 @@ std::vector<Cluster> ClustersOf(const SemantiCachePolicy& cache, const LayerView
     clusters.back().kv_heads.push_back(kv_head);
   }
   for (Cluster& cluster : clusters) {
-    // Those in sight are alike; what is out of sight may not be.
+    // The lanes have equal entries in the view, but maybe not before it.
     LaneEntries lane = view.lanes[cluster.kv_heads.front()];
     for (const std::uint32_t kv_head : cluster.kv_heads) {
       lane.before = std::max(lane.before, view.lanes[kv_head].before);
@@ -138,7 +160,7 @@ LaneDecision Merged(std::span<const std::uint32_t> seed_of) {
   std::vector<std::uint32_t> sizes(seed_of.size());
   for (const std::uint32_t seed : seed_of) ++sizes[seed];
   LaneDecision decision = {.kept = {}, .begins = {0}, .members = {}};
-  std::vector<std::uint32_t> next(seed_of.size());  // of each seed, where its next member goes
+  std::vector<std::uint32_t> next(seed_of.size());  // by seed: index for its next member
   for (std::uint32_t i = 0; i < seed_of.size(); ++i) {
     if (seed_of[i] != i) continue;
     decision.kept.push_back(i);
@@ -161,12 +183,12 @@ absl::StatusOr<LaneDecision> DecideCluster(const Cluster& cluster, const LayerVi
                                      std::span(seed_of).subspan(run.begin, run.end - run.begin));
     if (!status.ok()) return status;
   }
-  // Where nothing has merged, every entry stands for itself.
+  // Nothing was merged: return a decision without members.
   if (seed_of == Indices(0, cluster.entries)) return LaneDecision{.kept = std::move(seed_of)};
   return Merged(seed_of);
 }
 
-// Entries of the layer that stay, all lanes together, for each tau of the grid.
+// For each tau of the grid, the number of entries that remain in all lanes of the layer.
 absl::StatusOr<std::vector<std::uint64_t>> EntriesByTau(std::span<const Cluster> clusters,
                                                         const LayerView& view) {
   std::vector<std::uint64_t> totals(kTauSteps + 1);
@@ -187,15 +209,15 @@ absl::StatusOr<std::vector<std::uint64_t>> EntriesByTau(std::span<const Cluster>
   return totals;
 }
 
-// Of all lanes together.
+// The number of entries before the view, in all lanes.
 std::uint64_t EntriesBefore(const LayerView& view) {
   std::uint64_t before = 0;
   for (const LaneEntries& lane : view.lanes) before += lane.before;
   return before;
 }
 
-// Of all lanes together. Where others were decided about before, what they have left over counts:
-// a short prompt's sinks and newest tokens alone may be more than its share.
+// The budget in entries, for all lanes together. What earlier prompts have left over is added,
+// because the sinks and newest tokens of a short prompt alone may exceed its share.
 std::uint64_t MostEntries(double budget, const LayerView& view) {
   const auto lanes = static_cast<double>(view.lanes.size());
   const std::uint64_t before = EntriesBefore(view);
@@ -206,9 +228,9 @@ std::uint64_t MostEntries(double budget, const LayerView& view) {
   return std::max(in_sight, in_all - std::min(in_all, before));
 }
 
-// The largest tau whose entries are within the budget. A greater tau need not leave more entries,
-// so that each is tried. While tokens are decoded nothing can be done about those of the chunk that
-// is left open: where the others are within the budget, as little stays as can.
+// The largest tau whose entries are within the budget. A larger tau may leave fewer entries, so all
+// are tried. While decoding, the open chunk cannot be merged; if the other entries are within the
+// budget, the tau that leaves fewest is taken.
 absl::StatusOr<double> TauFor(double budget, std::span<const Cluster> clusters,
                               const LayerView& view, std::uint64_t pinned) {
   const std::uint64_t most = MostEntries(budget, view);
@@ -235,14 +257,13 @@ absl::StatusOr<double> TauFor(double budget, std::span<const Cluster> clusters,
   const std::uint64_t before = EntriesBefore(view);
   const double enough = std::min(share(least - open, view.tokens),
                                  share(least - open + before, view.first + view.tokens));
-  absl::Status refusal = absl::InvalidArgumentError(
-      Concat(kSemantiCacheName, ": budget ", budget, " of ", view.tokens, " tokens in ",
-             view.lanes.size(), " kv heads is ", most, " entries",
-             before == 0 ? "" : ", with what earlier ones have left over",
-             ", and no tau leaves less than ", least - open,
-             open == 0 ? "" : " beside the chunk that goes on", "; a budget of ", enough,
-             " is enough for this layer"));
-  // Sinks and newest tokens stay whatever tau is: where they alone are more, a longer prompt helps.
+  absl::Status refusal = absl::InvalidArgumentError(Concat(
+      kSemantiCacheName, ": budget ", budget, " of ", view.tokens, " tokens in ", view.lanes.size(),
+      " kv heads is ", most, " entries",
+      before == 0 ? "" : ", including what earlier tokens have left over",
+      ", but no tau leaves fewer than ", least - open, open == 0 ? "" : " without the open chunk",
+      "; a budget of ", enough, " is enough for this layer"));
+  // Sinks and newest tokens are never merged. If they alone exceed the budget, more tokens help.
   if (pinned * view.lanes.size() > most) {
     const double enough_tokens = static_cast<double>(pinned) / budget;
     MarkLeavesWhole(refusal, kernels::CountUp(enough_tokens));
@@ -250,7 +271,8 @@ absl::StatusOr<double> TauFor(double budget, std::span<const Cluster> clusters,
   return refusal;
 }
 
-// Where a chunk of text ends nobody knows while tokens are not named, those too that do not stay.
+// The ends of chunks are unknown unless all token ids have been observed, including those of
+// dropped tokens.
 absl::Status CheckText(const LayerView& view) {
   for (std::uint64_t token = 0; token < view.tokens; ++token) {
     if (token < view.text.size() && view.text[token] != TextMark::kNotShown) continue;
@@ -261,9 +283,9 @@ absl::Status CheckText(const LayerView& view) {
 
 absl::StatusOr<LayerDecision> DecideClusters(SemantiCachePolicy cache, const LayerView& view,
                                              LayerMemory& memory) {
-  // Sinks are the sequence's first tokens, not those of every prompt.
+  // Sinks are the first tokens of the sequence, not of every prompt.
   cache.sink -= std::min(cache.sink, view.first);
-  // Of a short prompt all stays, whatever the budget.
+  // A short prompt is kept whole, whatever the budget.
   if (KeepsEverything(view, cache.sink + cache.recent)) return KeepAll(view);
   if (cache.delimiters) {
     if (absl::Status status = CheckText(view); !status.ok()) return status;
@@ -279,7 +301,7 @@ absl::StatusOr<LayerDecision> DecideClusters(SemantiCachePolicy cache, const Lay
     const std::uint64_t pinned = cache.sink + cache.recent;
     absl::StatusOr<double> fitting = TauFor(*cache.budget, clusters, view, pinned);
     if (!fitting.ok() && memory.clustered_until > 0) {
-      // The budget is of all tokens: where it takes that, more of the older ones become one.
+      // The budget covers all tokens: merge more of the older ones.
       clusters = ClustersOf(cache, view, memory, /*again=*/true);
       fitting = TauFor(*cache.budget, clusters, view, pinned);
     }
@@ -299,7 +321,7 @@ absl::StatusOr<LayerDecision> DecideClusters(SemantiCachePolicy cache, const Lay
       memory.clustered_until = std::min(memory.clustered_until, view.first + cluster.runs.next);
     }
     for (const std::uint32_t kv_head : cluster.kv_heads) {
-      // Forks may have the list that is there.
+      // An equal list is kept, because forks may share its memory.
       ChunkEnds& of_lane = memory.boundaries[kv_head];
       if (of_lane != cluster.boundaries) of_lane = cluster.boundaries;
     }
@@ -308,7 +330,7 @@ absl::StatusOr<LayerDecision> DecideClusters(SemantiCachePolicy cache, const Lay
   return decision;
 }
 
-// ---- the row of the registry
+// ---- The registry row
 
 constexpr std::string_view kTau = "tau";
 constexpr std::string_view kKeySpace = "key_space";
@@ -318,76 +340,77 @@ constexpr Option kOptions[] = {
     {.name = kTau,
      .type = OptionType::kNumber,
      .standard = "0.7",
-     .help = "Keys whose cosine with the first of a cluster is above this join it; not beside "
+     .help = "Cosine with the first key of a cluster above which a key joins it; not together with "
              "budget"},
     {.name = kBudget,
      .type = OptionType::kNumber,
      .above_least = true,
      .unit = "share",
-     .help = "Of the tokens so many entries stay in a layer at most, by the largest tau that does "
-             "it; instead of tau"},
+     .help = "Largest share of a layer's tokens to keep as entries, by the largest tau that "
+             "achieves it; replaces tau"},
     {.name = "scope",
      .type = OptionType::kWord,
      .standard = "head",
      .words = kScopeWords,
-     .help = "Whether each kv head clusters its own keys, or all of a layer their keys joined"},
+     .help = "Whether each kv head clusters its own keys, or a layer clusters the concatenated "
+             "keys of all its kv heads"},
     {.name = "delimiters",
      .type = OptionType::kSwitch,
      .standard = "1",
-     .help = "Whether a chunk of text ends at the model's delimiters, which are never clustered"},
+     .help = "Whether chunks of text end at the model's delimiters, which are never merged"},
     {.name = "max_chunk",
      .type = OptionType::kCount,
      .standard = "256",
      .least = 1,
      .most = kMostWindow,
      .unit = "entries",
-     .help = "A chunk of text ends after so many entries at the latest, for good"},
+     .help = "Largest number of entries in a chunk of text"},
     {.name = "sink",
      .type = OptionType::kCount,
      .standard = "4",
      .most = kMostPinned,
      .unit = "tokens",
-     .help = "The first tokens, which are never clustered; 0 in the paper"},
+     .help = "Number of first tokens that are never merged; 0 in the paper"},
     {.name = "recent",
      .type = OptionType::kCount,
      .standard = "32",
      .most = kMostPinned,
      .unit = "tokens",
-     .help = "The newest tokens, which are not clustered; 0 in the paper"},
+     .help = "Number of newest tokens that are not merged; 0 in the paper"},
     {.name = "leave_open",
      .type = OptionType::kSwitch,
      .standard = "0",
-     .help =
-         "Whether a prompt's last chunk is left alone until it ends, as one that is decoded is"},
+     .help = "Whether the last chunk of a prompt is not merged until it ends, as while decoding"},
     {.name = kKeySpace,
      .type = OptionType::kWord,
      .standard = "post",
      .words = kKeySpaceWords,
-     .help = "Whether keys are compared and merged as they are stored, or as they were before they "
-             "were turned to their rotary positions"},
+     .help =
+         "Whether keys are compared and merged as stored (post), or with their rotary positions "
+         "removed (pre)"},
 };
 
-// Beside a policy that says which tokens stay: what that leaves is merged.
+// Checks the combination with a token policy, whose kept tokens are merged.
 std::string CheckBeside(const Term& term, const Term& other) {
   Policy alone;
   other.kind->apply(other.values, alone);
   if (Continues(alone)) {
     return Concat(other.kind->name,
-                  " goes on choosing tokens while decoding, and counts entries; what is merged "
-                  "stands for several");
+                  " drops tokens while decoding and counts entries, but a merged entry stands for "
+                  "several tokens");
   }
   if (DecidesFor(alone, 1) != 1) {
-    return Concat("layers that share a choice of ", other.kind->name,
-                  " have keys of their own, which are not alike where another layer's are");
+    return Concat("layers that share a decision of ", other.kind->name,
+                  " have different keys, so they cannot share a clustering");
   }
   if (ScopeOf(term.values.Word("scope")) == Scope::kLayer &&
       NeededLaneEquality(alone) != LaneEquality::kTokens) {
-    return Concat("scope=layer joins the keys of all kv heads token by token, and under ",
-                  other.kind->name, " each keeps its own tokens");
+    return Concat("scope=layer needs the same tokens in all kv heads, but with ", other.kind->name,
+                  " each keeps its own");
   }
   if (term.values.Word(kKeySpace) == "pre") {
-    return Concat("keys are turned back for key_space=pre, and ", other.kind->name,
-                  " has queries look at them as they are stored");
+    return Concat("key_space=pre removes the keys' rotary positions, but ", other.kind->name,
+                  " scores keys as stored");
   }
   return "";
 }
@@ -458,9 +481,9 @@ absl::Status CheckModel(const TokenPolicy& tokens, const ModelFacts& model) {
   }
   return absl::InvalidArgumentError(
       Concat("policy: ", kSemantiCacheName,
-             ": chunks of text end at delimiters, and the model was registered without any; name "
-             "them in its geometry (ModelGeometry::delimiter_token_ids, which DelimiterTokens() "
-             "finds by the tokens' texts), or say delimiters=0"));
+             ": chunks of text end at delimiters, but the model was registered without any; set "
+             "ModelGeometry::delimiter_token_ids (DelimiterTokens() finds them by the tokens' "
+             "texts), or use delimiters=0"));
 }
 
 LaneEquality WantsAlike(const TokenPolicy& tokens) {
@@ -480,10 +503,10 @@ constexpr TokenSystem kSystem = {.is = Is<SemantiCachePolicy>,
 constexpr TermKind kSemantiCache = {
     .name = kSemantiCacheName,
     .is =
-        "Of a prompt, within a chunk of text, tokens with like keys become one that counts for "
-        "all of them",
+        "Merges tokens with similar keys, within a chunk of a prompt's text, into one entry with a "
+        "weight",
     .sets =
-        "merging, once at the end of a prompt, of the tokens that stay; merged entries have "
+        "merging, once at the end of a prompt, of the tokens that are kept; merged entries have "
         "weights",
     .paper = "SemantiCache (arXiv 2603.14303)",
     .decides = Decides::kMerging,

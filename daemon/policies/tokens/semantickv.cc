@@ -1,5 +1,11 @@
 // SemanticKV: keeps the tokens that the queries of largest norm attend to. Each kv head decides
 // separately.
+//
+// Norms are compared among the queries from the first undecided prompt on, or of all undecided
+// tokens if there is no prompt; lambda is a share of these. A query that is both new and of large
+// norm counts once. With norm=fixed the divisor includes queries before the token, though they do
+// not see it. If the first and the newest tokens alone exceed keep_total, they are kept and nothing
+// between them.
 #include <algorithm>
 #include <string_view>
 #include <vector>

@@ -1,5 +1,6 @@
 // SnapKV: keeps the tokens that the queries of the newest tokens attend to. Each kv head decides
-// separately.
+// separately. The window's mean attention is smoothed per query head, over the tokens before the
+// window with zeros beyond both ends, then averaged over the query heads of the kv head.
 #include <array>
 
 #include "daemon/policies/registry_rows.h"

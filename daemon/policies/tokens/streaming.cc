@@ -1,4 +1,5 @@
 // StreamingLLM: keeps the first few tokens, which serve as attention sinks, and the newest tokens.
+// lacache.cc describes pos=slot.
 #include "daemon/base/strings.h"
 #include "daemon/policies/registry_rows.h"
 #include "daemon/policies/token_system.h"

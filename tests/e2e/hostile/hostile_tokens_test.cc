@@ -90,12 +90,12 @@ const WrongShowing kWrong[] = {
      },
      kInvalid, "norm_positions has 5"},
     {"token ids", kSnapKv, [](auto& r) { r.add_token_ids(5); }, StatusCode::FAILED_PRECONDITION,
-     "does not ask for this"},
+     "does not need this observation"},
     {"a policy that asks for nothing", "streaming", [](auto&) {}, kInvalid, "asks for none"},
     {"a dense sequence", "dense", [](auto&) {}, StatusCode::FAILED_PRECONDITION,
-     "does not ask for this"},
+     "does not need this observation"},
     {"a policy without tokens", "quest", [](auto&) {}, StatusCode::FAILED_PRECONDITION,
-     "does not ask for this"},
+     "does not need this observation"},
     {"more sums than tokens", "h2o",
      [](auto& r) {
        *r.mutable_attention_sums() = Numbers(v1::DTYPE_FP32, {2, 101});

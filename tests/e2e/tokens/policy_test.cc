@@ -182,7 +182,7 @@ TEST_F(Policies, WhatCannotBeIsRefusedWithTheReason) {
   }
   EXPECT_THAT(refusal("think+quest"), HasSubstr("quest"));
   EXPECT_THAT(refusal("mosaickv:keep=2"), HasSubstr("keep"));
-  EXPECT_THAT(refusal("dense+int8"), HasSubstr("no other term"));
+  EXPECT_THAT(refusal("dense+int8"), HasSubstr("with other terms"));
   client::Sequence sequence = NewSequence(kLossless);
   const auto packed = sequence.Compress({.kept_channels = 16});
   EXPECT_TRUE(absl::IsFailedPrecondition(packed.status())) << packed.status();

@@ -247,7 +247,7 @@ TEST_F(Outcomes, WhatWasNotShownIsNamed) {
   Append(track, 100, 1, /*end_of_prompt=*/true);
   RunAll();
   EXPECT_EQ(OutcomeOf(track).dense.reason, DenseReason::kNotObserved);
-  EXPECT_THAT(TextFor(track), HasSubstr("have not been shown")) << TextFor(track);
+  EXPECT_THAT(TextFor(track), HasSubstr("have not been observed")) << TextFor(track);
   EXPECT_EQ(Counted(DenseReason::kNotObserved), model_->lanes());
 }
 

@@ -53,25 +53,24 @@ TEST(Combination, AllPairs) {
 TEST(Combination, WhatCannotBeMergedIsSaid) {
   EXPECT_EQ(
       ErrorOf("lacache+semanticache"),
-      "policy, character 9: semanticache: lacache goes on choosing tokens while decoding, and "
-      "counts entries; what is merged stands for several");
+      "policy, character 9: semanticache: lacache drops tokens while decoding and counts entries, "
+      "but a merged entry stands for several tokens");
   EXPECT_THAT(ErrorOf("semanticache+chunkkv:reuse=2"),
-              HasSubstr("layers that share a choice of chunkkv have keys of their own"));
+              HasSubstr("layers that share a decision of chunkkv have different keys"));
   EXPECT_THAT(ErrorOf("snapkv+semanticache:scope=layer"),
-              HasSubstr("under snapkv each keeps its own tokens"));
+              HasSubstr("with snapkv each keeps its own"));
   EXPECT_THAT(ErrorOf("chunkkv:scope=head+semanticache:scope=layer"),
-              HasSubstr("under chunkkv each keeps its own tokens"));
+              HasSubstr("with chunkkv each keeps its own"));
   EXPECT_TRUE(ParsePolicy("chunkkv+semanticache:scope=layer").ok());
   EXPECT_THAT(ErrorOf("snapkv+semanticache:key_space=pre"),
-              HasSubstr("snapkv has queries look at them as they are stored"));
+              HasSubstr("snapkv scores keys as stored"));
 }
 
 TEST(Combination, TwoSelections) {
   EXPECT_EQ(ErrorOf("quest+select"),
             "policy, character 7: quest and select both decide what attention reads");
   EXPECT_EQ(ErrorOf("select:rate=.2,entries=3"),
-            "policy, character 1: select: rate and entries are both given; each is the budget by "
-            "itself");
+            "policy, character 1: select: rate and entries are both given; give only one of them");
   for (const char* option : {"select=.2", "select=0", "judge=logit", "first_block=1"}) {
     EXPECT_THAT(ErrorOf(Concat("select+mosaickv:", option)),
                 HasSubstr("is given, but the term select decides what attention reads"));
@@ -83,7 +82,7 @@ TEST(Combination, TwoSelections) {
 TEST(Combination, TwoSummaries) {
   for (const char* option : {"block=16", "block_variance=.5"}) {
     EXPECT_THAT(ErrorOf(Concat("mosaickv:", option, "+quest")),
-                HasSubstr("is given, but the term quest decides how blocks are summed up"));
+                HasSubstr("is given, but the term quest decides how blocks are summarized"));
     EXPECT_TRUE(ParsePolicy(Concat("mosaickv:", option, "+select:entries=64")).ok());
   }
 }
@@ -96,7 +95,7 @@ TEST(Combination, NothingIsSummedUpWhereNothingIsSelected) {
   EXPECT_FALSE(all->selection.has_value());
   for (const char* option : {"judge=share", "first_block=1", "block=4", "block_variance=1"}) {
     EXPECT_THAT(ErrorOf(Concat("mosaickv:select=0,", option)),
-                HasSubstr("is given, but with select=0 everything is read"));
+                HasSubstr("is given, but with select=0 attention reads everything"));
   }
 }
 
@@ -113,9 +112,9 @@ TEST(Combination, WhatChangesNothingBesideWhatElseIsGivenIsRefused) {
 }
 
 TEST(Combination, ValuesWithoutPacking) {
-  EXPECT_THAT(ErrorOf("int8"), HasSubstr("int8 is a type of packed values, and no term packs"));
-  EXPECT_THAT(ErrorOf("quest+fp8"), HasSubstr("fp8 is a type of packed values, and no term packs"));
-  EXPECT_THAT(ErrorOf("dense+int8"), HasSubstr("dense goes with no other term: rows stay"));
+  EXPECT_THAT(ErrorOf("int8"), HasSubstr("int8 is a type of packed values, but no term packs"));
+  EXPECT_THAT(ErrorOf("quest+fp8"), HasSubstr("fp8 is a type of packed values, but no term packs"));
+  EXPECT_THAT(ErrorOf("dense+int8"), HasSubstr("dense cannot be combined with other terms"));
   EXPECT_THAT(ErrorOf("mosaickv+int8+fp8"),
               HasSubstr("int8 and fp8 both decide the type of packed values"));
 }

@@ -281,14 +281,15 @@ TEST(DecideContinuing, LaddersThatTheModelCannotHaveAreRefused) {
   EXPECT_TRUE(CheckForModel(Parsed("lacache"), {.layers = 32}).ok());
   EXPECT_EQ(why("lacache", 4), "policy: lacache: span 16 is not 1 to the model's 4 layers");
   EXPECT_EQ(why("lacache", 16),
-            "policy: lacache: span 16 with overlap 0 of 16 layers removes nothing: every layer "
+            "policy: lacache: span 16 with overlap 0 of 16 layers drops nothing: every layer "
             "keeps all of a ladder's 1 tokens");
   EXPECT_EQ(why("lacache:span=26,overlap=6", 28),
-            "policy: lacache: span 26 with overlap 6 of 28 layers removes nothing: every layer "
+            "policy: lacache: span 26 with overlap 6 of 28 layers drops nothing: every layer "
             "keeps all of a ladder's 2 tokens");
-  EXPECT_EQ(why("lacache:budget=30,span=8", 32),
-            "policy: lacache: budget 30 is too little for ladders over 32 layers; it is at least "
-            "36");
+  EXPECT_EQ(
+      why("lacache:budget=30,span=8", 32),
+      "policy: lacache: budget 30 is too small for ladders over 32 layers; it must be at least "
+      "36");
   EXPECT_TRUE(CheckForModel(Parsed("lacache:budget=36,span=8"), {.layers = 32}).ok());
   for (const char* text : {"dense", "mosaickv", "chunkkv:reuse=5", "pyramidkv", "h2o"}) {
     EXPECT_TRUE(CheckForModel(Parsed(text), {.layers = 1}).ok()) << text;

@@ -422,7 +422,7 @@ TEST(DecideSemantic, ABudgetTakesTheLargestTauThatFits) {
         Decide(policy, layer.Show(NeedsOf(policy), layer.tokens()), memory).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
     EXPECT_THAT(std::string(AsStringView(status.message())),
-                HasSubstr(Concat("no tau leaves less than ", least, "; a budget of ")));
+                HasSubstr(Concat("no tau leaves fewer than ", least, "; a budget of ")));
 
     // While decoding, tokens of the open chunk are left alone.
     clusters.leave_open = true;

@@ -199,7 +199,7 @@ TEST(Parse, WhatIsMissingIsNamedWithItsPlace) {
 
 TEST(Parse, OptionsAndTermsAreThereOnce) {
   EXPECT_EQ(ErrorOf("quest:page=8, page=8"), "policy, character 15: quest: page is given twice");
-  EXPECT_EQ(ErrorOf("quest + quest"), "policy, character 9: quest is there twice");
+  EXPECT_EQ(ErrorOf("quest + quest"), "policy, character 9: quest is given twice");
 }
 
 TEST(Parse, LengthAndCharactersAreLimited) {

@@ -16,9 +16,10 @@ namespace {
 constexpr std::uint64_t kNever = ~std::uint64_t{0};
 constexpr char kLeavesWhole[] = "tessera/leaves-whole";
 
-// Of which this share is the window, or more. Rounding changes an entry by less than 1.
+// The fewest tokens of which this share is at least the window. Rounding changes the number of
+// entries by less than 1.
 std::uint64_t FewestTokens(double share, std::uint64_t window, Rounding rounded) {
-  constexpr double kLargest = 0x1p52;  // behind it not every number is a double
+  constexpr double kLargest = 0x1p52;  // doubles are exact integers up to here
   const double most = static_cast<double>(window + 1) / share;
   if (!(most < kLargest)) return kNever;
   const auto tokens = std::views::iota(std::uint64_t{1}, static_cast<std::uint64_t>(most) + 2);
@@ -27,7 +28,8 @@ std::uint64_t FewestTokens(double share, std::uint64_t window, Rounding rounded)
   });
 }
 
-// Of these tokens, more than the window, to so many digits as people type.
+// The least share of these tokens that is at least the window, rounded up to four digits. There
+// must be more tokens than the window.
 double LeastShare(std::uint64_t tokens, std::uint64_t window, Rounding rounded) {
   const double exact = static_cast<double>(window) / static_cast<double>(tokens);
   const double steps = std::pow(10.0, 3 - std::floor(std::log10(exact)));
@@ -42,8 +44,7 @@ double LeastShare(std::uint64_t tokens, std::uint64_t window, Rounding rounded) 
 
 std::string BudgetConflict(const Values& values, std::uint64_t window) {
   if (!values.given(kTokens)) return "";
-  if (values.given(kBudget))
-    return "budget and tokens are both given; each is the budget by itself";
+  if (values.given(kBudget)) return "budget and tokens are both given; give only one of them";
   if (const std::uint64_t tokens = values.Count(kTokens); tokens < window) {
     return Concat("tokens ", tokens, " is less than window ", window, ", which counts in it");
   }

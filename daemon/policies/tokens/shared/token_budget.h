@@ -1,4 +1,4 @@
-// The options `budget` and `tokens`, which every system with an EntryBudget has.
+// The options `budget` and `tokens` of every system with an EntryBudget.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@ namespace tessera::policies {
 inline constexpr std::string_view kBudget = "budget";
 inline constexpr std::string_view kTokens = "tokens";
 
-// More sinks and newest tokens than anyone keeps.
+// Upper limit of sinks and newest tokens.
 inline constexpr double kMostPinned = 65536;
 
 inline constexpr Option kBudgetOption = {
@@ -27,17 +27,17 @@ inline constexpr Option kBudgetOption = {
     .above_least = true,
     .unit = "share",
     .help =
-        "Of the tokens since the last compression so many stay, rounded down; refused where that "
-        "is less than the window and there are more tokens than that; not beside tokens"};
+        "Share of the tokens since the last compression to keep, rounded down and including the "
+        "window; not together with tokens"};
 inline constexpr Option kTokensOption = {
     .name = kTokens,
     .type = OptionType::kCount,
     .least = 1,
     .most = kMostEntries,
     .unit = "tokens",
-    .help = "Of the tokens since the last compression so many stay; instead of budget"};
+    .help = "Number of tokens since the last compression to keep; replaces budget"};
 
-// What is wrong with them beside each other and a window that counts in the budget; empty: nothing.
+// The conflict between both options, or with a window that counts in the budget; empty: none.
 std::string BudgetConflict(const Values& values, std::uint64_t window);
 EntryBudget BudgetOf(const Values& values);
 void GiveBudget(const EntryBudget& budget, Values& values);
@@ -45,14 +45,14 @@ void GiveBudget(const EntryBudget& budget, Values& values);
 // How a share of the tokens becomes a number of entries.
 using Rounding = std::uint64_t (*)(double entries);
 
-// What it comes to for this sequence, of which more than the window waits. INVALID_ARGUMENT where a
-// share is less than the window, which counts in it; it says which share would do, and how many
-// tokens. `name`: of the system.
+// The budget as a number of entries. The view must have more tokens than the window.
+// INVALID_ARGUMENT: the share is less than the window, which counts in it; the message says which
+// share and how many tokens would be enough. `name` is the system's name.
 absl::StatusOr<std::uint64_t> EntriesOf(std::string_view name, const EntryBudget& budget,
                                         const LayerView& view, std::uint64_t window,
                                         Rounding rounded = kernels::CountDown);
 
-// Makes a refusal an answer (LeavesWhole): it would not be one of `enough` tokens; 0: unknown.
+// Marks a refusal with LeavesWhole: `enough` tokens would not be refused; 0: unknown.
 void MarkLeavesWhole(absl::Status& refusal, std::uint64_t enough);
 
 }  // namespace tessera::policies
