@@ -63,7 +63,9 @@ struct Outcome {
   std::uint32_t samples = 0;
   double bytes_kept = 0;  // of the context's, the mean; 1: nothing was compressed
   double step_ms = 0;     // the mean of decode steps, shared with the rest of the batch
-  std::string refused;    // the daemon's reason, where the policy cannot meet its budget
+  // Why a policy that packs has packed nothing, of the first sample where that was so.
+  std::string not_packed;
+  std::string refused;  // the daemon's reason, where the policy cannot meet its budget
   // A letter for each sample of the unit, so that policies can be compared sample by sample: right
   // '1', wrong '0', refused '-'. Empty in what an older version wrote.
   std::string marks;
