@@ -125,6 +125,12 @@ tessera_code tessera_attach(const tessera_attach_options* options, tessera_worke
                                   .certificate_file = Text(given.tls_certificate_file),
                                   .key_file = Text(given.tls_key_file),
                                   .server_name = Text(given.tls_server_name)};
+  if (given.on_warning != nullptr) {
+    attach.on_warning = [told = given.on_warning,
+                         context = given.warning_context](std::string_view warning) {
+      told(std::string(warning).c_str(), context);
+    };
+  }
   if (given.tls != 0 || tls != client::TlsOptions()) attach.tls = tls;
   absl::StatusOr<std::unique_ptr<client::Worker>> attached =
       client::Worker::Attach(std::move(attach));
@@ -333,6 +339,10 @@ tessera_code tessera_sequence_observe_tokens(tessera_sequence* sequence, uint64_
                                              const uint32_t* ids, size_t count,
                                              tessera_error* error) {
   return Report(sequence->sequence.ObserveTokens(first_token, {ids, count}), error);
+}
+
+tessera_code tessera_sequence_end_prompt(tessera_sequence* sequence, tessera_error* error) {
+  return Report(sequence->sequence.EndPrompt(), error);
 }
 
 tessera_code tessera_sequence_compress(tessera_sequence* sequence, tessera_error* error) {

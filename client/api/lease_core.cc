@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdio>
 #include <random>
 #include <utility>
 
@@ -392,6 +393,12 @@ absl::StatusOr<std::shared_ptr<Session>> Core::session() const {
   MutexLock lock(mutex_);
   if (session_ == nullptr) return lost_;
   return session_;
+}
+
+void Core::Warn(std::string_view warning) {
+  if (options_.on_warning) return options_.on_warning(warning);
+  if (!warnings_.Say(surroundings_.clock->Now()).has_value()) return;
+  std::fprintf(stderr, "tessera: %.*s\n", static_cast<int>(warning.size()), warning.data());
 }
 
 void Core::Detach() {

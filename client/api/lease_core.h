@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -17,6 +18,7 @@
 #include "client/sequence/sequence_state.h"
 #include "client/session/session.h"
 #include "daemon/base/mutex.h"
+#include "daemon/base/rate_limit.h"
 #include "tessera/model.h"
 #include "tessera/options.h"
 
@@ -36,6 +38,8 @@ class Core {
   // UNAVAILABLE with the reason where there is none.
   absl::StatusOr<std::shared_ptr<Session>> session() const;
   const AttachOptions& options() const { return options_; }
+  // Tells the worker (AttachOptions::on_warning), or whoever reads its stderr.
+  void Warn(std::string_view warning);
 
   absl::StatusOr<std::shared_ptr<ModelRecord>> RegisterModel(const ModelGeometry& geometry);
   void AddSequence(const std::shared_ptr<SequenceState>& sequence);
@@ -84,6 +88,8 @@ class Core {
   std::vector<std::shared_ptr<ModelRecord>> models_ TESSERA_GUARDED_BY(mutex_);
   std::vector<std::weak_ptr<SequenceState>> sequences_ TESSERA_GUARDED_BY(mutex_);
   std::size_t sequences_at_last_sweep_ TESSERA_GUARDED_BY(mutex_) = 0;
+
+  LogRateLimit warnings_{std::chrono::minutes(1)};  // to stderr
 
   Mutex join_mutex_;
   std::thread lease_ TESSERA_GUARDED_BY(join_mutex_);

@@ -66,8 +66,16 @@ std::uint64_t Sequence::next_position() const {
 absl::StatusOr<std::uint64_t> Sequence::Append(const AppendTensors& tensors) {
   absl::StatusOr<Hold> hold = Take(core_, state_);
   if (!hold.ok()) return hold.status();
+  const auto ended = [&](bool compressed) {
+    if (!state_->has_policy()) return;
+    state_->prompt_end.Ended(tensors.first_layer, tensors.layers,
+                             state_->TokensOf(tensors.first_layer), state_->model->layers(),
+                             compressed);
+  };
   if (!tensors.end_of_prompt || state_->observer == nullptr) {
-    return BulkAppend(*hold->session, *hold->use, tensors);
+    absl::StatusOr<std::uint64_t> tokens = BulkAppend(*hold->session, *hold->use, tensors);
+    if (tensors.end_of_prompt && tokens.ok()) ended(/*compressed=*/false);
+    return tokens;
   }
   // The rows first: what was seen is of tokens that the daemon holds.
   AppendTensors rows = tensors;
@@ -78,6 +86,7 @@ absl::StatusOr<std::uint64_t> Sequence::Append(const AppendTensors& tensors) {
       !status.ok()) {
     return status;
   }
+  ended(/*compressed=*/true);
   return tokens;
 }
 
@@ -116,6 +125,17 @@ absl::StatusOr<v1::CompressResponse> Sequence::Compress() {
   return Compress(*hold->session, 0, 0);
 }
 
+absl::Status Sequence::EndPrompt() {
+  absl::StatusOr<Hold> hold = TakeWithoutAbandonedRows(core_, state_);
+  if (!hold.ok()) return hold.status();
+  absl::Status status = Compress(*hold->session, 0, 0, How::kMark).status();
+  if (status.ok() && state_->has_policy()) {
+    const std::uint32_t layers = state_->model->layers();
+    state_->prompt_end.Ended(0, layers, state_->tokens, layers, /*compressed=*/false);
+  }
+  return status;
+}
+
 namespace {
 
 // Of calls for some layers each, one after another.
@@ -130,12 +150,25 @@ void AddPart(const v1::CompressResponse& part, bool first, v1::CompressResponse&
   all.set_rotation_bytes(part.rotation_bytes());
   all.set_position_shift(part.position_shift());
   all.mutable_decided_tokens()->MergeFrom(part.decided_tokens());
+  for (const v1::OutcomeGroup& group : part.outcomes()) {
+    const auto same = std::ranges::find_if(*all.mutable_outcomes(), [&](const auto& other) {
+      return other.worst().state() == group.worst().state() &&
+             other.worst().reason() == group.worst().reason();
+    });
+    if (same == all.mutable_outcomes()->end()) {
+      *all.add_outcomes() = group;
+      continue;
+    }
+    const std::uint32_t lanes = same->lanes() + group.lanes();
+    if (group.worst().loss() > same->worst().loss()) *same = group;
+    same->set_lanes(lanes);
+  }
 }
 
 }  // namespace
 
 absl::StatusOr<v1::CompressResponse> Sequence::Compress(Session& session, std::uint32_t first_layer,
-                                                        std::uint32_t layers, bool to_another) {
+                                                        std::uint32_t layers, How how) {
   Observer* const observer = state_->observer.get();
   v1::CompressRequest request;
   v1::CompressResponse response;
@@ -151,8 +184,8 @@ absl::StatusOr<v1::CompressResponse> Sequence::Compress(Session& session, std::u
     if (observer != nullptr) {
       // Where the daemon has no room for all of it, it decides about what it was shown before it
       // is shown the rest.
-      const auto until =
-          observer->Show(session, state_->id, begin, end, state_->TokensOf(0), to_another);
+      const auto until = observer->Show(session, state_->id, begin, end, state_->TokensOf(0),
+                                        /*to_another=*/how == How::kToAnother);
       if (!until.ok()) return until.status();
       shown = *until;
     }
@@ -161,7 +194,9 @@ absl::StatusOr<v1::CompressResponse> Sequence::Compress(Session& session, std::u
       request.set_layers(shown - begin);
     }
     v1::CompressResponse part;
+    request.set_end_prompt(how == How::kMark && shown == end);
     if (absl::Status status = session.Call(request, part); !status.ok()) return status;
+    if (request.end_prompt()) return part;
     for (std::uint32_t layer = begin; observer != nullptr && layer < shown; ++layer) {
       const std::uint64_t tokens = state_->TokensOf(layer);
       const auto at = static_cast<int>(layer - begin);
@@ -173,11 +208,35 @@ absl::StatusOr<v1::CompressResponse> Sequence::Compress(Session& session, std::u
     begin = shown;
   }
   if (first_layer == 0 && end == state_->model->layers()) {
+    if (state_->prompt_waits) WarnOfNoEffect(response);
     state_->compressed_at = state_->tokens;
     state_->prompt_waits = false;
   }
   state_->position_shift = response.position_shift();
   return response;
+}
+
+void Sequence::WarnOfNoEffect(const v1::CompressResponse& response) {
+  // Such a policy begins when its budget is full.
+  const Observer* const observer = state_->observer.get();
+  if (observer != nullptr && observer->needs().acts_while_decoding()) return;
+  const auto warning =
+      state_->prompt_end.AfterLook(state_->id, state_->policy, state_->tokens, response.outcomes());
+  if (warning.has_value()) core_->Warn(*warning);
+}
+
+void Sequence::LookAtPromptEnd(Session& session) {
+  if (const auto partly = state_->prompt_end.BeforeDecoding(state_->id, state_->tokens)) {
+    core_->Warn(*partly);
+  }
+  if (!state_->prompt_end.WantsLook(state_->tokens)) return;
+  v1::DescribeRequest request;
+  v1::DescribeResponse response;
+  request.set_sequence_id(state_->id.value());
+  if (!session.Call(request, response).ok()) response.Clear();
+  const auto warning =
+      state_->prompt_end.AfterLook(state_->id, state_->policy, state_->tokens, response.outcomes());
+  if (warning.has_value()) core_->Warn(*warning);
 }
 
 absl::Status Sequence::KeepToBudget() {
@@ -225,7 +284,7 @@ absl::StatusOr<PublishedPrefix> Sequence::Publish(std::span<const std::uint32_t>
     absl::Status status = state_->observer->SeeTokens(0, held);
     if (!status.ok()) return status;
     // Whoever begins with them has not seen what this worker has.
-    status = Compress(*hold->session, 0, 0, /*to_another=*/true).status();
+    status = Compress(*hold->session, 0, 0, How::kToAnother).status();
     if (!status.ok()) return status;
   }
   v1::PublishRequest request;

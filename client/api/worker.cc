@@ -98,6 +98,7 @@ absl::StatusOr<Step> Worker::BeginStep(std::span<Sequence* const> sequences,
   }
   for (Sequence* sequence : sequences) {
     if (absl::Status kept = sequence->KeepToBudget(); !kept.ok()) return kept;
+    sequence->LookAtPromptEnd(**session);
   }
   absl::Status status;
   std::shared_ptr<StepEngine> engine;

@@ -244,6 +244,10 @@ std::string Text(const Results& results, double dense_bytes_per_token, std::uint
   for (std::size_t policy = 0; policy < plan.policies.size(); ++policy) {
     const std::string why = results.WhyRefused(policy);
     if (!why.empty()) Append(text, plan.policies[policy].Name(), " was refused: ", why, "\n");
+    const std::string dense = results.WhyNotPacked(policy);
+    if (dense.empty()) continue;
+    Append(text, "* ", plan.policies[policy].Name(), " packed nothing, always or at times: ", dense,
+           "\n");
   }
   return text;
 }

@@ -53,6 +53,20 @@ std::string LossOf(const v1::SegmentRun& run, double loss) {
   return run.kept_channels() == 0 || loss == 0 ? "-" : Fixed(loss, 3);
 }
 
+// One line for each reason.
+template <typename Response>
+std::string OutcomesOf(const Response& response) {
+  std::string text;
+  for (const v1::OutcomeGroup& group : response.outcomes()) {
+    text += Concat(group.lanes(), group.lanes() == 1 ? " lane: " : " lanes: ", group.worst().text(),
+                   group.lanes() == 1 ? ""
+                                      : Concat(" (layer ", group.layer(), ", head ",
+                                               group.kv_head(), ", is the worst of them)"),
+                   "\n");
+  }
+  return text;
+}
+
 std::string Render(const v1::DescribeResponse& sequence) {
   std::string text =
       Concat("sequence ", sequence.sequence_id(), "   policy ", sequence.policy(), "   tokens ",
@@ -69,7 +83,7 @@ std::string Render(const v1::DescribeResponse& sequence) {
                  FormatBytes(sequence.rotation_bytes()), "   tables ",
                  FormatBytes(sequence.table_bytes()), "   raw copies ",
                  FormatBytes(sequence.raw_copy_bytes()), "   offloaded ",
-                 FormatBytes(sequence.offloaded_bytes()), "\n\n");
+                 FormatBytes(sequence.offloaded_bytes()), "\n", OutcomesOf(sequence), "\n");
   Table table({{"layer"},
                {"head"},
                {"format", Align::kLeft},
@@ -156,6 +170,7 @@ absl::Status Compress(const Flags& flags) {
               FormatBytes(outcome->tile_bytes_after()).c_str(),
               FormatBytes(outcome->rotation_bytes()).c_str(),
               static_cast<unsigned long long>(outcome->entries_dropped()));
+  std::fputs(OutcomesOf(*outcome).c_str(), stdout);
   return absl::OkStatus();
 }
 
@@ -206,12 +221,14 @@ int RunRestore(std::span<const std::string_view> args) {
 
 int RunDescribe(std::span<const std::string_view> args) {
   return RunWithArguments(
-      Flags("Usage: tessera describe SEQUENCE [--json] [--address=ADDRESS]\n\n"
-            "Shows one sequence lane by lane: segment formats, loss of their strategies, bytes.\n"
-            "\n"
-            "Example:\n"
-            "  tessera describe 4711",
-            WithConnection({{"json", "", "Print one JSON object instead of tables.", ""}})),
+      Flags(
+          "Usage: tessera describe SEQUENCE [--json] [--address=ADDRESS]\n\n"
+          "Shows one sequence lane by lane: segment formats, loss of their strategies, bytes, and\n"
+          "what compression left dense, with the reason.\n"
+          "\n"
+          "Example:\n"
+          "  tessera describe 4711",
+          WithConnection({{"json", "", "Print one JSON object instead of tables.", ""}})),
       args, Describe);
 }
 
@@ -229,7 +246,8 @@ int RunPolicy(std::span<const std::string_view> args) {
 int RunCompress(std::span<const std::string_view> args) {
   return RunWithArguments(
       Flags("Usage: tessera compress SEQUENCE [--address=ADDRESS]\n\n"
-            "Compresses what a sequence holds now, under its policy, and waits for the result.\n"
+            "Compresses what a sequence holds now, under its policy, waits for the result, and\n"
+            "prints what was left dense, with the reason.\n"
             "\n"
             "Example:\n"
             "  tessera compress 4711",

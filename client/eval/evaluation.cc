@@ -70,7 +70,9 @@ class Evaluation::Session final : public UnitRunner {
         client::Worker::Attach({.address = evaluation.options_.address,
                                 .tls = evaluation.options_.tls,
                                 .worker_name = "eval",
-                                .map_memory = evaluation.options_.map_memory});
+                                .map_memory = evaluation.options_.map_memory,
+                                // The table says it (Outcome::not_packed).
+                                .on_warning = [](std::string_view) {}});
     if (!worker.ok()) return worker.status();
     session->worker_ = *std::move(worker);
     absl::StatusOr<client::Model> registered = session->worker_->RegisterModel(
@@ -110,6 +112,7 @@ class Evaluation::Session final : public UnitRunner {
     std::size_t policy;
     client::Sequence sequence;
     double bytes_kept;
+    std::string not_packed;  // Outcome::not_packed
   };
 
   Session(const Evaluation& evaluation, const EvaluationPlan& plan)
@@ -189,11 +192,28 @@ class Evaluation::Session final : public UnitRunner {
                                          Shown& shown) {
     absl::StatusOr<client::Sequence> sequence = ShownTo(prompt, text, whole, shown);
     if (!sequence.ok()) return sequence.status();
-    absl::Status status = sequence->Compress().status();
-    if (!status.ok()) return status;
+    const absl::StatusOr<v1::CompressResponse> compressed = sequence->Compress();
+    if (!compressed.ok()) return compressed.status();
+    const bool later = sequence->needs().acts_while_decoding();
+    for (const v1::OutcomeGroup& group : compressed->outcomes()) {
+      // The policy has no budget for so few tokens: that is its answer.
+      if (group.worst().reason() == v1::COMPRESSION_REASON_TOO_SHORT && !later) {
+        return absl::InvalidArgumentError(group.worst().text());
+      }
+    }
     const absl::StatusOr<v1::DescribeResponse> described = sequence->Describe();
     if (!described.ok()) return described.status();
-    return Fork{policy, *std::move(sequence), described->bytes_kept()};
+    return Fork{policy, *std::move(sequence), described->bytes_kept(), WhyNotPacked(*compressed)};
+  }
+
+  // Of a policy that packs, where it has packed nothing; else empty.
+  static std::string WhyNotPacked(const v1::CompressResponse& compressed) {
+    for (const v1::OutcomeGroup& group : compressed.outcomes()) {
+      const bool tried = group.worst().reason() == v1::COMPRESSION_REASON_SEGMENT_OVERHEAD ||
+                         group.worst().reason() == v1::COMPRESSION_REASON_LOSS_ABOVE_LIMIT;
+      if (!tried || group.worst().compressed_entries() > 0) return "";
+    }
+    return compressed.outcomes().empty() ? "" : compressed.outcomes(0).worst().text();
   }
 
   // Feeds the question and decodes the answer for all forks in the same steps.
@@ -226,6 +246,7 @@ class Evaluation::Session final : public UnitRunner {
       outcome.samples += 1;
       AddToMean(forks[i].bytes_kept, outcome.samples, outcome.bytes_kept);
       AddToMean(step_ms, outcome.samples, outcome.step_ms);
+      if (outcome.not_packed.empty()) outcome.not_packed = forks[i].not_packed;
       if (index == 0) {
         finished.example.answers[forks[i].policy] = evaluation_.vocab_->Decode((*answers)[i]);
       }

@@ -63,7 +63,9 @@ struct Outcome {
   std::uint32_t samples = 0;
   double bytes_kept = 0;  // mean share of the dense context's bytes
   double step_ms = 0;     // mean time of a decode step of the whole batch
-  std::string refused;    // the daemon's reason if the policy cannot meet its budget
+  // Why a policy that packs packed nothing, of the first such sample. Empty: it packed.
+  std::string not_packed;
+  std::string refused;  // the daemon's reason if the policy cannot meet its budget
   // One character per sample, to compare policies sample by sample: right '1', wrong '0', refused
   // '-'. Empty in files of older versions.
   std::string marks;

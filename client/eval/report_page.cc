@@ -226,6 +226,11 @@ class Page {
   std::string Refusals() const {
     std::string html;
     for (std::size_t policy = 0; policy < plan_.policies.size(); ++policy) {
+      const std::string dense = results_.WhyNotPacked(policy);
+      if (!dense.empty()) {
+        Append(html, "<p>* ", Escaped(plan_.policies[policy].Name()),
+               " packed nothing, always or at times: ", Escaped(dense), "</p>\n");
+      }
       const std::string why = results_.WhyRefused(policy);
       if (why.empty()) continue;
       Append(html, "<p>", Escaped(plan_.policies[policy].Name()),

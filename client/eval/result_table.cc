@@ -35,7 +35,8 @@ ResultTable TableOf(const Results& results, Question question, double dense_byte
                       {"all", "95 % CI", Concat("vs ", plan.policies[0].Name())});
   for (std::size_t policy = 0; policy < plan.policies.size(); ++policy) {
     const Tally all = results.Of(policy, [&](const Unit& u) { return u.question == question; });
-    std::vector<std::string> row = {plan.policies[policy].Name()};
+    const bool marked = !results.WhyNotPacked(policy).empty();
+    std::vector<std::string> row = {Concat(plan.policies[policy].Name(), marked ? " *" : "")};
     const auto figure = [&](double value, int decimals) {
       row.push_back(all.empty() ? "-" : Fixed(value, decimals));
     };

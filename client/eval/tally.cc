@@ -64,9 +64,17 @@ Pairs Results::PairsOf(std::size_t policy, std::size_t over,
 }
 
 std::string Results::WhyRefused(std::size_t policy) const {
+  return FirstText(policy, &Outcome::refused);
+}
+
+std::string Results::WhyNotPacked(std::size_t policy) const {
+  return FirstText(policy, &Outcome::not_packed);
+}
+
+std::string Results::FirstText(std::size_t policy, std::string Outcome::*text) const {
   for (const FinishedUnit& finished : finished_) {
-    if (!finished.outcomes.empty() && !finished.outcomes[policy].refused.empty()) {
-      return finished.outcomes[policy].refused;
+    if (!finished.outcomes.empty() && !(finished.outcomes[policy].*text).empty()) {
+      return finished.outcomes[policy].*text;
     }
   }
   return "";

@@ -69,8 +69,13 @@ class Results {
                 const std::function<bool(const Unit&)>& which) const;
   // The reason of the policy's first refusal; empty if it was never refused.
   std::string WhyRefused(std::size_t policy) const;
+  // The same where it packs, and has packed nothing.
+  std::string WhyNotPacked(std::size_t policy) const;
 
  private:
+  // Of the first unit where the policy has one.
+  std::string FirstText(std::size_t policy, std::string Outcome::*text) const;
+
   const EvaluationPlan& plan_;
   const std::vector<Unit> units_;
   std::vector<FinishedUnit> finished_;

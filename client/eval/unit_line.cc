@@ -69,6 +69,7 @@ absl::StatusOr<Outcome> OutcomeOf(const Json& json, const EvaluationPlan& plan) 
                  .samples = static_cast<std::uint32_t>(*samples),
                  .bytes_kept = *bytes_kept,
                  .step_ms = *step_ms,
+                 .not_packed = TextOf(json, "not_packed"),
                  .refused = TextOf(json, "refused"),
                  .marks = marks};
 }
@@ -81,6 +82,9 @@ std::string LineOf(const FinishedUnit& unit) {
     Append(text, text.empty() ? "" : ", ", "{\"right\": ", outcome.right,
            ", \"samples\": ", outcome.samples, ", \"bytes_kept\": ", outcome.bytes_kept,
            ", \"step_ms\": ", outcome.step_ms);
+    if (!outcome.not_packed.empty()) {
+      Append(text, ", \"not_packed\": ", JsonString(outcome.not_packed));
+    }
     if (!outcome.refused.empty()) Append(text, ", \"refused\": ", JsonString(outcome.refused));
     if (!outcome.marks.empty()) Append(text, ", \"marks\": ", JsonString(outcome.marks));
     text += "}";

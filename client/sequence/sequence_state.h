@@ -13,6 +13,7 @@
 #include "absl/status/statusor.h"
 #include "client/mapped/tails.h"
 #include "client/observe/observer.h"
+#include "client/sequence/prompt_end.h"
 #include "daemon/base/ids.h"
 #include "daemon/base/strings.h"
 #include "kernels/dispatch/attend.h"
@@ -66,7 +67,8 @@ struct SequenceState {
   std::unique_ptr<Observer> observer;  // null: the policy asks for nothing
   std::uint64_t compressed_at = 0;     // tokens that it held when it was compressed last
   bool prompt_waits = false;           // rows came in bulk since then
-  std::uint64_t position_shift = 0;    // of the rotary position behind the token's number
+  PromptEnd prompt_end;
+  std::uint64_t position_shift = 0;  // of the rotary position behind the token's number
 
   // Of a sequence that was just made: from CreateSequenceResponse or ForkResponse.
   void TakePolicy(const auto& response) {
@@ -75,6 +77,7 @@ struct SequenceState {
     if (response.has_needs()) observer = std::make_unique<Observer>(response.needs(), model);
   }
 
+  bool has_policy() const { return !policy.empty() && policy != "dense"; }
   std::uint64_t TokensOf(std::uint32_t layer) const {
     return layer_tokens.empty() ? tokens : layer_tokens[layer];
   }

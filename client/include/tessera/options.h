@@ -6,6 +6,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -62,6 +63,12 @@ struct AttachOptions {
   Clock::Duration attach_timeout = std::chrono::seconds(10);
   Clock::Duration rpc_timeout = std::chrono::seconds(60);
   std::string implementation;  // of the attention kernels: "avx2", say; empty: the fastest here
+
+  // Told of calls that succeed and most likely do not do what was meant, once for each sequence: a
+  // policy that compressed nothing of a prompt, or a prompt that was ended in some layers alone. On
+  // the thread of the call that notices it: return soon, and call nothing of the sequence. Null:
+  // one line to stderr, at most one a minute.
+  std::function<void(std::string_view warning)> on_warning;
 
   // Called on the lease thread: return soon, and call nothing of the worker that waits.
   std::function<void(Clock::Duration limit)> on_draining;

@@ -29,6 +29,9 @@ struct AppendTensors {
   std::uint64_t tokens = 0;
   std::uint32_t first_layer = 0;
   std::uint32_t layers = 0;  // 0: all from first_layer on; they must have the same shape
+  // The prompt of these layers ends with these rows: they are compressed in the background. Of
+  // every layer that is to be compressed: a layer for which it is not given waits. EndPrompt says
+  // it of all layers at once.
   bool end_of_prompt = false;
 };
 
@@ -75,8 +78,12 @@ class Sequence {
                                                 const RotationTensors& rotations = {});
 
   // Has it compress what there is as the sequence's policy says, as at the end of a prompt, and
-  // waits for the end of that.
+  // waits for the end of that. OK also where nothing could be compressed: `outcomes` of the answer
+  // says what was done with the lanes, what was not, and why.
   absl::StatusOr<v1::CompressResponse> Compress();
+  // Says that the prompt has ended in every layer, so that what there is gets compressed in the
+  // background: as Append's end_of_prompt for all layers, without rows. Waits for nothing.
+  absl::Status EndPrompt();
 
   // A new sequence with the same committed tokens, under the same policy or under one of its own.
   // It goes on from what this one has observed where both policies ask for the same.
@@ -117,8 +124,12 @@ class Sequence {
   absl::Status Release();
   absl::StatusOr<v1::DescribeResponse> Ask(v1::DescribeRequest request) const;
   absl::StatusOr<Sequence> Fork(const std::string* policy);
+  enum class How { kWait, kToAnother, kMark };  // EndPrompt is to mark
   absl::StatusOr<v1::CompressResponse> Compress(Session& session, std::uint32_t first_layer,
-                                                std::uint32_t layers, bool to_another = false);
+                                                std::uint32_t layers, How how = How::kWait);
+  // Before a step: what the worker should be warned of.
+  void LookAtPromptEnd(Session& session);
+  void WarnOfNoEffect(const v1::CompressResponse& response);
   Sequence(std::shared_ptr<Core> core, std::shared_ptr<SequenceState> state);
 
   std::shared_ptr<Core> core_;

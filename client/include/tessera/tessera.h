@@ -85,11 +85,15 @@ typedef struct tessera_attach_options {
   const char* tls_certificate_file; /* this worker's own, where the daemon asks for one */
   const char* tls_key_file;         /* the private key of that */
   const char* tls_server_name;      /* in the daemon's certificate; NULL: the address's host */
+  /* Told of calls that succeed and most likely do not do what was meant, once for each sequence, on
+   * the thread of the call that notices it. NULL: one line to stderr, at most one a minute. */
+  void (*on_warning)(const char* warning, void* context);
+  void* warning_context;
 } tessera_attach_options;
 #define TESSERA_ATTACH_OPTIONS_INIT                                                             \
   {                                                                                             \
     sizeof(tessera_attach_options), NULL, NULL, NULL, NULL, 0, 0, 1, 0, 10000, 60000, 60000, 0, \
-        NULL, NULL, NULL, NULL                                                                  \
+        NULL, NULL, NULL, NULL, NULL, NULL                                                      \
   }
 
 TESSERA_API tessera_code tessera_attach(const tessera_attach_options* options,
@@ -174,8 +178,8 @@ typedef struct tessera_append {
   size_t bytes; /* of each */
   uint64_t tokens;
   uint32_t first_layer;
-  uint32_t layers; /* 0: all from first_layer on */
-  int32_t end_of_prompt;
+  uint32_t layers;       /* 0: all from first_layer on */
+  int32_t end_of_prompt; /* of these layers; tessera_sequence_end_prompt says it of all */
 } tessera_append;
 #define TESSERA_APPEND_INIT \
   { sizeof(tessera_append), NULL, NULL, 0, 0, 0, 0, 0 }
@@ -255,6 +259,10 @@ TESSERA_API tessera_code tessera_sequence_observe_tokens(tessera_sequence* seque
  * for the end of that. */
 TESSERA_API tessera_code tessera_sequence_compress(tessera_sequence* sequence,
                                                    tessera_error* error);
+/* Says that the prompt has ended in every layer, so that what there is gets compressed in the
+ * background: as an append with end_of_prompt for all layers, without rows. Waits for nothing. */
+TESSERA_API tessera_code tessera_sequence_end_prompt(tessera_sequence* sequence,
+                                                     tessera_error* error);
 
 /* ---- published prefixes ------------------------------------------------------------------- */
 

@@ -44,6 +44,7 @@ inline FinishedUnit RandomUnit(TestRandom& random, const EvaluationPlan& plan, s
                  .samples = outcome.samples,
                  .bytes_kept = static_cast<double>(random.Between(1, 1'000'000)) / 999'999,
                  .step_ms = static_cast<double>(random.Below(1000)) / 7,
+                 .not_packed = random.OneIn(4) ? "left dense: \"too\" short\n" : "",
                  .refused = "",
                  .marks = outcome.marks};
     }

@@ -42,6 +42,7 @@ class StateFileTest : public testing::Test {
       EXPECT_EQ(one.outcomes[i].marks, other.outcomes[i].marks);
       EXPECT_EQ(one.outcomes[i].bytes_kept, other.outcomes[i].bytes_kept);
       EXPECT_EQ(one.outcomes[i].step_ms, other.outcomes[i].step_ms);
+      EXPECT_EQ(one.outcomes[i].not_packed, other.outcomes[i].not_packed);
       EXPECT_EQ(one.outcomes[i].refused, other.outcomes[i].refused);
     }
     EXPECT_EQ(one.example.question, other.example.question);

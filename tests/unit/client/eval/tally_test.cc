@@ -106,10 +106,11 @@ TEST(Results, SumUpWhatIsFinished) {
   for (std::size_t policy = 0; policy < plan.policies.size(); ++policy) {
     std::uint32_t right = 0, samples = 0;
     double bytes = 0;
-    bool refused = false;
+    bool refused = false, not_packed = false;
     for (const FinishedUnit& unit : finished) {
       const Outcome& outcome = unit.outcomes[policy];
       refused = refused || !outcome.refused.empty();
+      not_packed = not_packed || !outcome.not_packed.empty();
       if (results.units()[unit.unit].depth > 0.4) continue;
       right += outcome.right;
       samples += outcome.samples;
@@ -123,6 +124,7 @@ TEST(Results, SumUpWhatIsFinished) {
       EXPECT_NEAR(tally.bytes_kept(), bytes / samples, 1e-12);
     }
     EXPECT_EQ(!results.WhyRefused(policy).empty(), refused);
+    EXPECT_EQ(!results.WhyNotPacked(policy).empty(), not_packed);
   }
 }
 

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "kernels/dispatch/implementation.h"
+#include "kernels/reference/attend_part.h"
 #include "kernels/tokens/attention.h"
 #include "tests/fakes/seed.h"
 
@@ -41,10 +42,6 @@ inline LayerGeometry TestGeometry(float softcap = 0) {
           .type = ElementType::kFp32,
           .scale = 0.125f,
           .logit_softcap = softcap};
-}
-
-inline const Operations& ReferenceOperations() {
-  return OperationsOf(*FindImplementation("reference"));
 }
 
 }  // namespace tessera::kernels
