@@ -18,7 +18,8 @@ namespace tessera::policies {
 struct SegmentOptions {
   std::uint64_t tokens = 65536;     // of a segment at most
   std::uint64_t min_tokens = 4096;  // of one that is cut while decoding
-  std::uint64_t recent = 0;         // the newest tokens, whose rows wait as they are
+  std::uint64_t sinks = 4;          // the first tokens of a lane, which stay dense, in whole tiles
+  std::uint64_t recent = 128;       // the newest tokens, which stay dense
   std::uint64_t loss_window = 512;  // newest tokens whose mean loss is watched
   // By how much that may exceed the strategy's threshold before the segment is cut.
   kernels::Loss margin = {.key = 0.05, .value = 0.05};
@@ -27,7 +28,7 @@ struct SegmentOptions {
 // Rows are packed, segment by segment (MosaicKV). The summaries of blocks are the strategy's;
 // beside Quest they are min/max, in blocks of one size.
 struct MosaicPolicy {
-  kernels::StrategyOptions strategy;
+  kernels::StrategyOptions strategy = {.blocks = {8}, .values = kernels::ValueType::kInt8};
   SegmentOptions segments;
   // Where memory is short segments may be cut down to this share of the channels; 0: never.
   double pressed = 0;

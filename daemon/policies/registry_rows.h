@@ -32,6 +32,10 @@ extern const TermKind kFp8;
 inline constexpr double kMostEntries =
     static_cast<double>(std::uint64_t{shm::kMaxSegments} * shm::kMaxSegmentEntries);
 
+// The least budget of a selection by rate, as it is written. Where a context is short, a share of
+// it is too few entries to answer from.
+inline constexpr std::string_view kStandardFloor = "1024";
+
 // Of kernels::SelectionRule::Judge.
 inline constexpr std::string_view kJudgeWords[] = {"share", "logit"};
 kernels::SelectionRule::Judge JudgeOf(std::string_view word);

@@ -7,7 +7,7 @@ namespace {
 
 using kernels::ValueType;
 
-constexpr ValueType kStandard = ValueType::kBf16;
+constexpr ValueType kStandard = ValueType::kInt8;  // of mosaickv
 
 template <ValueType type>
 constexpr TermKind Row(std::string_view is) {
@@ -36,12 +36,12 @@ constexpr TermKind Row(std::string_view is) {
 }  // namespace
 
 constexpr TermKind kBf16 = Row<ValueType::kBf16>(
-    "Packed values are bf16, which is the default of mosaickv; that of think is the layer's own "
-    "type");
+    "Packed values are bf16, as in the paper of mosaickv; without a type think keeps the layer's "
+    "own");
 constexpr TermKind kFp16 = Row<ValueType::kFp16>(
     "Packed values are fp16: finer than bf16, and rows beyond 65504 are refused");
-constexpr TermKind kInt8 =
-    Row<ValueType::kInt8>("Packed values are int8, with a bf16 scale per row");
+constexpr TermKind kInt8 = Row<ValueType::kInt8>(
+    "Packed values are int8, with a bf16 scale per row, which is the default of mosaickv");
 constexpr TermKind kFp8 =
     Row<ValueType::kFp8>("Packed values are fp8 (e4m3), with a bf16 scale per row");
 

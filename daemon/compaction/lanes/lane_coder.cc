@@ -62,14 +62,21 @@ std::optional<LaneCoder::Form> LaneCoder::FormOfNewTiles() const {
 bool LaneCoder::MayBeSealed() const {
   if (run_.first_position < options_.chosen_before) return false;
   if (!FitsALane(run_.provisional_entries() + run_.plain_entries()).ok()) return false;
-  const std::uint64_t full = FullTiles(OlderOf(run_.provisional_entries() + run_.plain_entries()));
-  return full >= options_.policy->mosaic->segments.min_tokens;
+  const std::uint64_t older = OlderOf(run_.provisional_entries() + run_.plain_entries());
+  return FullTiles(older - SinksAmong(older)) >= options_.policy->mosaic->segments.min_tokens;
 }
 
 std::uint64_t LaneCoder::OlderOf(std::uint64_t entries) const {
   if (!options_.policy->mosaic.has_value() || options_.decision != nullptr) return entries;
   const std::uint64_t recent = options_.policy->mosaic->segments.recent;
   return recent == 0 ? entries : FullTiles(entries - std::min(entries, recent));
+}
+
+// Whole tiles: a dense tile takes as many bytes for one token as for 32.
+std::uint64_t LaneCoder::SinksAmong(std::uint64_t entries) const {
+  if (options_.decision != nullptr) return 0;
+  const std::uint64_t sinks = options_.policy->mosaic->segments.sinks;
+  return EntriesBefore(FullTiles(sinks + kTileEntries - 1), entries);
 }
 
 // Against the threshold of the policy, or what the strategy lost of its own rows where that was

@@ -118,6 +118,8 @@ class LaneCoder {
   // Of so many, the last ones of the lane, those that do not wait as the policy's newest: whole
   // tiles, where some wait.
   std::uint64_t OlderOf(std::uint64_t entries) const;
+  // How many of the run's first `entries` stay dense because the lane begins with them.
+  std::uint64_t SinksAmong(std::uint64_t entries) const;
   bool LossIsTooHigh(const Form& form) const;
   // False: the budget has no room, and the run is long enough to be sealed instead.
   bool DecideAboutRaw(std::uint64_t count);
@@ -151,6 +153,7 @@ class LaneCoder {
   std::vector<std::shared_ptr<cache::Segment>> SealedElsewhere(std::uint64_t most) const;
   void TakeWhatIsMade(std::uint64_t most, cache::LaneSwap& swap) const;
   void TellOthers(std::uint64_t done, cache::LaneSwap& swap) const;
+  absl::Status AddSinks(const HeldRows& rows, std::uint64_t count, cache::LaneSwap& swap);
   absl::StatusOr<bool> AddSealed(const Form& form, const HeldRows& rows, std::uint64_t first,
                                  std::uint64_t count, cache::LaneSwap& swap);
   absl::Status AddPlain(const HeldRows& rows, std::uint64_t first, std::uint64_t count,

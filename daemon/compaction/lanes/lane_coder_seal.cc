@@ -87,7 +87,9 @@ LaneCoder::Swap LaneCoder::Seal(const SealWish& wish) {
   const std::uint64_t given = OlderOf(waiting);
   std::uint64_t ended = EntriesBefore(wish.all_before, given);
   const std::uint64_t decoded = EntriesBefore(wish.decoded_before, given);
-  if (ended == 0 && given < segments.tokens && (decoded == 0 || decoded < segments.min_tokens)) {
+  const std::uint64_t dense = SinksAmong(given);
+  if (ended == 0 && given - dense < segments.tokens &&
+      (decoded <= dense || decoded - dense < segments.min_tokens)) {
     options_.state->begun.reset();  // it was cut since
     return std::nullopt;
   }
@@ -105,6 +107,9 @@ LaneCoder::Swap LaneCoder::Seal(const SealWish& wish) {
   if (!rows.ok()) return rows.status();
   const std::uint64_t total = OlderOf(CountDecided(*rows));
   if (swap.drops) ended = total;
+  // Sinks get their segment with the first packed one: if nothing packs, all rows stay together.
+  const std::uint64_t sinks = swap.segments.empty() ? SinksAmong(total) : 0;
+  done += sinks;
   std::optional<Form> before = FormBefore();
   for (const std::shared_ptr<Segment>& segment : swap.segments) {
     if (std::optional<Form> form = FormOf(segment.get())) before = std::move(form);
@@ -137,6 +142,7 @@ LaneCoder::Swap LaneCoder::Seal(const SealWish& wish) {
       if (!own.ok()) return own.status();
       form = *std::move(own);
     }
+    if (absl::Status status = AddSinks(*rows, sinks, swap); !status.ok()) return status;
     const absl::StatusOr<bool> sealed = AddSealed(*form, *rows, done, count, swap);
     if (!sealed.ok()) return sealed.status();
     if (*sealed) before = std::move(form);
@@ -151,7 +157,8 @@ LaneCoder::Swap LaneCoder::Seal(const SealWish& wish) {
     return std::nullopt;
   }
   if (left_plain == done) options_.counters->left_plain.fetch_add(1, std::memory_order_relaxed);
-  if (done == 0 && !swap.drops) {
+  const bool none_sealed = swap.segments.empty();
+  if (none_sealed && !swap.drops) {
     options_.state->begun.reset();
     if (left_plain == done) {
       run_.Waiting().front().segment->LeavePlainUnder(options_.policy->text);
@@ -162,7 +169,8 @@ LaneCoder::Swap LaneCoder::Seal(const SealWish& wish) {
   // Rows that were chosen keep their positions; the others are tokens one after another.
   const std::uint64_t chosen = swap.drops ? total : done;
   const std::size_t sealed = swap.segments.size();
-  absl::Status status = AddPlain(*rows, done, chosen - done, swap);
+  const std::uint64_t first_left = none_sealed ? 0 : done;
+  absl::Status status = AddPlain(*rows, first_left, chosen - first_left, swap);
   if (swap.drops) Settle(swap);
   if (status.ok()) status = AddPlain(*rows, chosen, rows->count() - chosen, swap);
   if (!status.ok()) return status;
@@ -181,6 +189,14 @@ absl::Status LaneCoder::FitsALane(std::uint64_t entries) const {
       Concat("a lane with ", entries, " entries that wait would have ", segments,
              " segments; the limit is ", shm::kMaxSegments - kSpareSegments,
              "; set a policy with a longer segment"));
+}
+
+// The lane's first rows, before the first that are packed.
+absl::Status LaneCoder::AddSinks(const HeldRows& rows, std::uint64_t count, LaneSwap& swap) {
+  if (count == 0 || !swap.segments.empty()) return absl::OkStatus();
+  absl::Status status = AddPlain(rows, 0, count, swap);
+  Settle(swap);
+  return status;
 }
 
 // False: a value has no place in that form, and the rows stay plain for good.

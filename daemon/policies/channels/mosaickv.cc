@@ -69,10 +69,10 @@ constexpr Option kOptions[] = {
     {.name = "block",
      .type = OptionType::kCount,
      .list = true,
-     .standard = "4|8|16",
+     .standard = "8",
      .possible = kBlocks,
      .unit = "entries",
-     .help = "Candidates: entries that are summed up and read as one"},
+     .help = "Candidates: entries that are summed up and read as one; 4|8|16 in the paper"},
     {.name = "block_variance",
      .type = OptionType::kNumber,
      .standard = "0.5",
@@ -98,14 +98,22 @@ constexpr Option kOptions[] = {
      .multiple_of = kernels::kTileEntries,
      .unit = "tokens",
      .help = "One that is cut while decoding is at least so long"},
-    {.name = "recent",
+    {.name = "sinks",
      .type = OptionType::kCount,
-     .standard = "0",
+     .standard = "4",
      .most = shm::kMaxSegmentEntries,
      .unit = "tokens",
      .help =
-         "The newest tokens stay as they are, and up to a tile more: a question at a prompt's end, "
-         "say; not of tokens that were chosen"},
+         "The first tokens of a sequence stay dense and are always read, rounded up to whole tiles "
+         "of 32; not of tokens that were chosen; 0 in the paper"},
+    {.name = "recent",
+     .type = OptionType::kCount,
+     .standard = "128",
+     .most = shm::kMaxSegmentEntries,
+     .unit = "tokens",
+     .help =
+         "The newest tokens stay dense, and up to a tile more; not of tokens that were chosen; 0 "
+         "in the paper"},
     {.name = "margin_k",
      .type = OptionType::kNumber,
      .standard = "0.05",
@@ -130,6 +138,14 @@ constexpr Option kOptions[] = {
      .help =
          "Of the entries that the queries may see in packed segments, so many are read; 0: all, "
          "and blocks are not summed up"},
+    {.name = "floor",
+     .type = OptionType::kCount,
+     .standard = kStandardFloor,
+     .most = kMostEntries,
+     .unit = "entries",
+     .help =
+         "Attention reads at least so many entries of packed segments, or all if there are fewer; "
+         "0 in the paper"},
     {.name = "judge",
      .type = OptionType::kWord,
      .standard = "share",
@@ -174,7 +190,8 @@ constexpr Option kOptions[] = {
          "never"},
 };
 
-constexpr std::array<std::string_view, 3> kOfSelection = {"select", "judge", "first_block"};
+constexpr std::array<std::string_view, 4> kOfSelection = {"select", "floor", "judge",
+                                                          "first_block"};
 constexpr std::array<std::string_view, 2> kOfBlocks = {"block", "block_variance"};
 
 // The first of these that is given; empty: none is.
@@ -192,7 +209,7 @@ std::string Idle(const Values& values) {
   }
   if (values.given("block_variance") && values.Counts("block").size() == 1) {
     return Concat("block_variance is given, but block=", values.Counts("block").front(),
-                  " leaves nothing to choose");
+                  " leaves nothing to choose; name candidates, as in block=4|8|16");
   }
   return "";
 }
@@ -237,6 +254,7 @@ void Apply(const Values& values, Policy& policy) {
   mosaic.segments = {
       .tokens = values.Count("segment"),
       .min_tokens = values.Count("min_segment"),
+      .sinks = values.Count("sinks"),
       .recent = values.Count("recent"),
       .loss_window = values.Count("window"),
       .margin = {.key = values.Number("margin_k"), .value = values.Number("margin_v")}};
@@ -247,6 +265,7 @@ void Apply(const Values& values, Policy& policy) {
     strategy.summary = kernels::Summary::kMean;
     strategy.blocks = values.Counts("block");
     policy.selection = {.rule = {.rate = rate,
+                                 .floor = values.Count("floor"),
                                  .judge = JudgeOf(values.Word("judge")),
                                  .first_block = values.Switch("first_block")}};
   }
@@ -263,6 +282,7 @@ void ReadSelection(const Policy& policy, Values& values) {
   if (FindTermKind("select")->read(policy).has_value()) return;
   const kernels::SelectionRule& rule = policy.selection->rule;
   values.Give("select", rule.rate);
+  values.Give("floor", static_cast<double>(rule.floor));
   values.Give("judge", JudgeWord(rule.judge));
   values.Give("first_block", rule.first_block);
 }
@@ -280,6 +300,7 @@ std::optional<Values> Read(const Policy& policy) {
   values.Give("reorder", strategy.reorder);
   values.Give("segment", static_cast<double>(segments.tokens));
   values.Give("min_segment", static_cast<double>(segments.min_tokens));
+  values.Give("sinks", static_cast<double>(segments.sinks));
   values.Give("recent", static_cast<double>(segments.recent));
   values.Give("margin_k", segments.margin.key);
   values.Give("margin_v", segments.margin.value);

@@ -7,6 +7,7 @@ namespace {
 
 constexpr std::string_view kRate = "rate";
 constexpr std::string_view kEntries = "entries";
+constexpr std::string_view kFloor = "floor";
 
 constexpr Option kOptions[] = {
     {.name = kRate,
@@ -22,6 +23,13 @@ constexpr Option kOptions[] = {
      .most = kMostEntries,
      .unit = "entries",
      .help = "So many entries of blocks are read, whatever the length; instead of rate"},
+    {.name = kFloor,
+     .type = OptionType::kCount,
+     .standard = kStandardFloor,
+     .most = kMostEntries,
+     .unit = "entries",
+     .help = "Attention reads at least so many entries of blocks, or all if there are fewer; not "
+             "beside entries"},
     {.name = "judge",
      .type = OptionType::kWord,
      .standard = "share",
@@ -48,6 +56,9 @@ std::string Check(const Term& term, std::span<const Term>) {
   if (term.values.given(kRate) && term.values.given(kEntries)) {
     return "rate and entries are both given; each is the budget by itself";
   }
+  if (term.values.given(kFloor) && term.values.given(kEntries)) {
+    return "floor and entries are both given; floor is the least budget by rate";
+  }
   return "";
 }
 
@@ -59,6 +70,7 @@ void Apply(const Values& values, Policy& policy) {
     rule.entries = values.Count(kEntries);
   } else {
     rule.rate = values.Number(kRate);
+    rule.floor = values.Count(kFloor);
   }
   policy.selection = {.rule = rule, .dense_layers = values.Count32("dense_layers")};
 }
@@ -76,6 +88,7 @@ std::optional<Values> Read(const Policy& policy) {
     values.Give(kEntries, static_cast<double>(rule.entries));
   } else {
     values.Give(kRate, rule.rate);
+    values.Give(kFloor, static_cast<double>(rule.floor));
   }
   values.Give("judge", JudgeWord(rule.judge));
   values.Give("heads", HeadsWord(rule.each_head));
