@@ -483,8 +483,8 @@ absl::StatusOr<Report> RunPolicies(const Options& options) {
              " tokens of generated rows; queries that are judged by were not shown to the policy"));
   report.notes.push_back(
       "kept mass is of tokens that have an entry of their own, whether a query reads it or not: "
-      "under mosaickv it reads a tenth, mosaickv_reads_all apart. A merged entry counts as the "
-      "token it began with, and the error alone tells what it is worth");
+      "under mosaickv it reads a tenth or 1,024, whichever is more, mosaickv_reads_all apart. A "
+      "merged entry counts as the token it began with, and the error alone tells what it is worth");
   report.notes.push_back(
       "jaccard: of the tokens that adjacent layers keep, first head, mean; layers have rows of "
       "their own, of one text");
