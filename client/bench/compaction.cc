@@ -30,11 +30,14 @@ namespace {
 
 constexpr double kDenseBytes = 2.0 * 2 * kHeadDim;  // per entry
 
-// The paper's operating point, and the policy's own thresholds.
-constexpr char kFixed[] = "mosaickv:keep=0.25,group=1,loss_k=1,loss_v=1";
+// The published operating point with the paper's settings, and the policy's own choice.
+constexpr char kFixed[] =
+    "bf16+mosaickv:keep=0.25,group=1,loss_k=1,loss_v=1,block=4|8|16,sinks=0,recent=0,floor=0";
 constexpr char kChosen[] = "mosaickv";
 // Short segments: each lane has several.
-constexpr char kPieces[] = "mosaickv:keep=0.25,group=1,loss_k=1,loss_v=1,segment=4096";
+constexpr char kPieces[] =
+    "bf16+mosaickv:keep=0.25,group=1,loss_k=1,loss_v=1,block=4|8|16,sinks=0,recent=0,floor=0,"
+    "segment=4096";
 
 // A prompt under a policy, and the suffix of its rows.
 struct MemoryCase {

@@ -483,8 +483,8 @@ absl::StatusOr<Report> RunPolicies(const Options& options) {
              "observe"));
   report.notes.push_back(
       "kept mass: of tokens that have their own entry, whether a query reads it or not; under "
-      "mosaickv a query reads a tenth (mosaickv_reads_all: everything). A merged entry counts as "
-      "its first token; judge it by the error");
+      "mosaickv a query reads a tenth or 1,024 entries, whichever is more (mosaickv_reads_all: "
+      "everything). A merged entry counts as its first token; judge it by the error");
   report.notes.push_back(
       "jaccard: of the tokens that adjacent layers keep, first head, mean; each layer has its own "
       "rows for the same text");

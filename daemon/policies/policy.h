@@ -18,7 +18,8 @@ namespace tessera::policies {
 struct SegmentOptions {
   std::uint64_t tokens = 65536;     // largest segment
   std::uint64_t min_tokens = 4096;  // smallest segment that is cut while decoding
-  std::uint64_t recent = 0;         // the newest tokens, whose rows wait as they are
+  std::uint64_t sinks = 4;          // first tokens of a lane that stay dense, in whole tiles
+  std::uint64_t recent = 128;       // newest tokens that stay dense
   std::uint64_t loss_window = 512;  // newest tokens whose mean loss is monitored
   // The segment is cut when that loss exceeds the strategy's threshold by more than this.
   kernels::Loss margin = {.key = 0.05, .value = 0.05};
@@ -27,7 +28,7 @@ struct SegmentOptions {
 // Packs rows, segment by segment (MosaicKV). The strategy defines the block summaries; with Quest
 // they are min/max, in blocks of one size.
 struct MosaicPolicy {
-  kernels::StrategyOptions strategy;
+  kernels::StrategyOptions strategy = {.blocks = {8}, .values = kernels::ValueType::kInt8};
   SegmentOptions segments;
   // When memory is short, segments may be reduced to this share of the channels; 0: never.
   double pressed = 0;

@@ -32,6 +32,10 @@ extern const TermKind kFp8;
 inline constexpr double kMostEntries =
     static_cast<double>(std::uint64_t{shm::kMaxSegments} * shm::kMaxSegmentEntries);
 
+// Default for the least budget of a selection by rate: in a short context a share of the entries is
+// too few to answer from.
+inline constexpr std::string_view kStandardFloor = "1024";
+
 // Words for kernels::SelectionRule::Judge.
 inline constexpr std::string_view kJudgeWords[] = {"share", "logit"};
 kernels::SelectionRule::Judge JudgeOf(std::string_view word);

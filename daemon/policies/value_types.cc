@@ -7,7 +7,7 @@ namespace {
 
 using kernels::ValueType;
 
-constexpr ValueType kStandard = ValueType::kBf16;
+constexpr ValueType kStandard = ValueType::kInt8;  // of mosaickv
 
 template <ValueType type>
 constexpr TermKind Row(std::string_view is) {
@@ -36,12 +36,12 @@ constexpr TermKind Row(std::string_view is) {
 }  // namespace
 
 constexpr TermKind kBf16 = Row<ValueType::kBf16>(
-    "Stores packed values as bf16, the default of mosaickv; without a type think uses the layer's "
-    "own");
+    "Stores packed values as bf16, as in the paper of mosaickv; without a type think uses the "
+    "layer's own");
 constexpr TermKind kFp16 = Row<ValueType::kFp16>(
     "Stores packed values as fp16: finer than bf16; rows with values beyond 65504 are left dense");
-constexpr TermKind kInt8 =
-    Row<ValueType::kInt8>("Stores packed values as int8, with a bf16 scale per row");
+constexpr TermKind kInt8 = Row<ValueType::kInt8>(
+    "Stores packed values as int8, with a bf16 scale per row; the default of mosaickv");
 constexpr TermKind kFp8 =
     Row<ValueType::kFp8>("Stores packed values as fp8 (e4m3), with a bf16 scale per row");
 

@@ -316,7 +316,7 @@ absl::StatusOr<LayerChoice> Compactor::Choice(const cache::Sequence& sequence,
   if (!other.unfinished.has_value()) return chooser.TakeOver(decides, other.state, state);
   return absl::FailedPreconditionError(
       Concat("layer ", index, " adopts the decision of layer ", decides,
-             ", which was interrupted after some of its lanes; compress layer ", decides, " first"));
+             ", which was interrupted after some of its lanes; compress that layer first"));
 }
 
 absl::Status Compactor::Refit(const cache::Sequence& sequence, ManagedSequence& managed,
@@ -370,8 +370,9 @@ absl::Status Compactor::CarryOut(cache::Sequence& sequence, ManagedSequence& man
         {.lane = index, .whole = ChoosesFromAll(policy)},
         [&](const cache::OpenRun& run) -> LaneCoder::Swap {
           if (run.losses != choice.losses[head]) {
-            return absl::AbortedError(Concat("lane ", index, " of ", sequence.id().ToString(),
-                                             " was truncated while its entries were chosen; retry"));
+            return absl::AbortedError(
+                Concat("lane ", index, " of ", sequence.id().ToString(),
+                       " was truncated while its entries were chosen; retry"));
           }
           if (coding.turning.merged != nullptr && sequence.HasMoved()) {
             return internal::MovedPositions(sequence);

@@ -1,4 +1,5 @@
-// The state that compaction attaches to a sequence: its policy and the state of its layers and lanes.
+// The state that compaction attaches to a sequence: its policy and the state of its layers and
+// lanes.
 #pragma once
 
 #include <algorithm>
@@ -35,9 +36,9 @@ struct LaneWork {
   std::atomic<bool> tiles_left{false};
 };
 
-// Owned by its sequence, as its companion, and replaced when another policy is set. Null for
-// sequences that never had a policy other than "dense". Lock order: Pause, layers from last to
-// first, lanes, text.
+// A sequence's compaction state under one policy. Owned by the sequence as its companion, and
+// replaced when another policy is set; a dense sequence without known chunk boundaries has none.
+// Any thread may use it. Lock order: Pause, layers from last to first, lanes, text.
 class ManagedSequence final : public cache::Companion {
  public:
   struct ManagedLane {
@@ -100,8 +101,8 @@ class ManagedSequence final : public cache::Companion {
     ManagedSequence& sequence_;
   };
 
-  // The state of a fork that has the first `tokens` tokens of a paused sequence. Observations that no
-  // decision has used yet are copied.
+  // The state of a fork that has the first `tokens` tokens of a paused sequence. Observations that
+  // no decision has used yet are copied.
   ManagedSequence(ManagedSequence& parent, const Pause&, cache::Sequence& fork,
                   std::uint64_t tokens) TESSERA_NO_THREAD_SAFETY_ANALYSIS
       : ManagedSequence(parent.policy_, fork.model()) {
@@ -297,7 +298,7 @@ class ManagedSequence final : public cache::Companion {
   bool WantTiles() { return !tiles_wanted_.exchange(true); }
   void TilesBegin() { tiles_wanted_.store(false); }
 
-  // Null: the sequence has no policy that compresses.
+  // Null: the sequence is dense and has no known chunk boundaries.
   static std::shared_ptr<ManagedSequence> Of(const cache::Sequence& sequence) {
     return std::static_pointer_cast<ManagedSequence>(sequence.companion());
   }

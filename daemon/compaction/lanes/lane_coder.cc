@@ -15,7 +15,7 @@ using kernels::kTileEntries;
 
 namespace {
 
-// What stands beside the rows.
+// Adds positions and weights to the rows.
 cache::HostRows WithList(cache::HostRows rows, const cache::EntryList* list) {
   if (list == nullptr) return rows;
   rows.positions = list->positions.data();
@@ -33,13 +33,13 @@ LaneCoder::LaneCoder(const Options& options, const cache::OpenRun& run)
   options_.state->Meet(run);
 }
 
-// ---- which form
+// ---- Forms
 
-// That of the segment, where new rows could take it.
+// The segment's form, if new rows can take it.
 std::optional<LaneCoder::Form> LaneCoder::FormOf(const cache::Segment* segment) {
   if (segment == nullptr || !segment->shape().packed()) return std::nullopt;
   kernels::TileShape shape = segment->shape();
-  // New rows are tokens one after another, whatever those before them were.
+  // New rows are consecutive tokens of weight 1.
   shape.weights = shape.positions = false;
   return Form{shape, segment->shared_rotations(), segment->loss()};
 }
@@ -52,7 +52,7 @@ std::optional<LaneCoder::Form> LaneCoder::FormOfNewTiles() const {
     return FormOf(KeyChannelFormOf(run_, policy, geometry_));
   }
   if (policy.mosaic.has_value()) return FormBefore();
-  // Summaries are there for selections to look at.
+  // Summaries are only useful for a selection.
   if (!policies::SelectionOf(policy, run_.layer).has_value()) return std::nullopt;
   const kernels::TileShape shape = policies::SummaryShape(policy, geometry_);
   if (shape.summary == kernels::Summary::kNone) return std::nullopt;
@@ -62,8 +62,8 @@ std::optional<LaneCoder::Form> LaneCoder::FormOfNewTiles() const {
 bool LaneCoder::MayBeSealed() const {
   if (run_.first_position < options_.chosen_before) return false;
   if (!FitsALane(run_.provisional_entries() + run_.plain_entries()).ok()) return false;
-  const std::uint64_t full = FullTiles(OlderOf(run_.provisional_entries() + run_.plain_entries()));
-  return full >= options_.policy->mosaic->segments.min_tokens;
+  const std::uint64_t older = OlderOf(run_.provisional_entries() + run_.plain_entries());
+  return FullTiles(older - SinksAmong(older)) >= options_.policy->mosaic->segments.min_tokens;
 }
 
 std::uint64_t LaneCoder::OlderOf(std::uint64_t entries) const {
@@ -72,8 +72,15 @@ std::uint64_t LaneCoder::OlderOf(std::uint64_t entries) const {
   return recent == 0 ? entries : FullTiles(entries - std::min(entries, recent));
 }
 
-// Against the threshold of the policy, or what the strategy lost of its own rows where that was
-// more: then it is drift that counts.
+// Whole tiles: a dense tile takes as many bytes for one token as for 32.
+std::uint64_t LaneCoder::SinksAmong(std::uint64_t entries) const {
+  if (options_.decision != nullptr) return 0;
+  const std::uint64_t sinks = options_.policy->mosaic->segments.sinks;
+  return EntriesBefore(FullTiles(sinks + kTileEntries - 1), entries);
+}
+
+// The limit is the policy's threshold, or the strategy's loss on its own rows if that is larger,
+// plus the margin: drift is detected even in lanes that never meet the threshold.
 bool LaneCoder::LossIsTooHigh(const Form& form) const {
   const policies::MosaicPolicy& mosaic = *options_.policy->mosaic;
   const std::optional<kernels::Loss> loss = options_.state->WindowLoss(mosaic.segments.loss_window);
@@ -85,9 +92,9 @@ bool LaneCoder::LossIsTooHigh(const Form& form) const {
                 mosaic.segments.margin.value});
 }
 
-// ---- new tiles
+// ---- New tiles
 
-// The run begins with what a seal left as it came.
+// Whether the run begins with rows that a seal left dense.
 bool LaneCoder::LeftPlain() const {
   const std::vector<cache::HeldSegment>& first =
       run_.provisional.empty() ? run_.plain : run_.provisional;
@@ -109,7 +116,7 @@ LaneCoder::Swap LaneCoder::EncodeTiles() {
   }
   const std::uint64_t all = CountForNewTiles();
   if (all == 0) return std::nullopt;
-  // Those behind the ones for which no raw rows are kept are another matter.
+  // Tiles after those without raw copies are encoded separately.
   const std::uint64_t entries_without_raw = options_.state->entries_without_raw;
   const std::uint64_t full = entries_without_raw == 0
                                  ? all
@@ -126,7 +133,7 @@ LaneCoder::Swap LaneCoder::EncodeTiles() {
       EncodeProvisional(*form, *rows, full, swap);
   if (!unfit.ok()) return unfit.status();
   if (unfit->has_value()) {
-    // They stay as they are, in segments that nothing comes back to, nor to those before them.
+    // The rows stay dense for good, in sealed segments, and so do the rows before them.
     DropRaw();
     SealPlainAt(**unfit);
     options_.counters->left_plain.fetch_add(1, std::memory_order_relaxed);
@@ -144,9 +151,9 @@ LaneCoder::Swap LaneCoder::EncodeTiles() {
   return swap;
 }
 
-// Raw copies of what was encoded with a strategy that is not its own, while the budget lasts.
+// Rows that are encoded with the previous strategy keep raw copies while the budget lasts.
 bool LaneCoder::DecideAboutRaw(std::uint64_t count) {
-  // Where entries go one by one, the strategy before is what those that stay keep.
+  // If the policy drops entries while decoding, kept rows keep the previous strategy for good.
   if (policies::Continues(*options_.policy)) return true;
   LaneState& state = *options_.state;
   if (state.entries_without_raw != 0) {
@@ -154,7 +161,7 @@ bool LaneCoder::DecideAboutRaw(std::uint64_t count) {
     options_.counters->raw_rows_dropped.fetch_add(count, std::memory_order_relaxed);
     return true;
   }
-  // Where a lane has all the segments that it can have, nothing would ever come of them.
+  // A lane at the segment limit cannot be sealed, so raw copies would be useless.
   if (FitsALane(run_.provisional_entries() + count).ok()) {
     const absl::StatusOr<pool::Charge> room = options_.memory->raw_copies->Reserve(
         pool::MemoryTag::kRawCopies, 2 * count * tile_.row_bytes());
@@ -167,8 +174,8 @@ bool LaneCoder::DecideAboutRaw(std::uint64_t count) {
   return true;
 }
 
-// The tiles that there are stay as they are; so will those of as many tokens as a segment has at
-// least, so that budget and segments do not change from tile to tile.
+// Makes the provisional tiles final, and those of the next min_tokens tokens, so that the lane does
+// not alternate from tile to tile while the budget is nearly used up.
 void LaneCoder::GiveUpRaw() {
   DropRaw();
   options_.state->entries_without_raw = options_.policy->mosaic->segments.min_tokens;
@@ -176,7 +183,7 @@ void LaneCoder::GiveUpRaw() {
 
 void LaneCoder::DropRaw() {
   for (const cache::HeldSegment& held : run_.provisional) {
-    if (held.segment->raw()->dropped()) continue;  // by an attempt that came to nothing
+    if (held.segment->raw()->dropped()) continue;  // by an earlier, failed attempt
     options_.counters->raw_rows_dropped.fetch_add(held.entries, std::memory_order_relaxed);
     held.segment->raw()->Drop();
   }
@@ -232,7 +239,7 @@ absl::StatusOr<std::optional<std::size_t>> LaneCoder::EncodeProvisional(const Fo
   options_.counters->tiles_encoded.fetch_add(tiles.size(), std::memory_order_relaxed);
   if (!keeps_raw_) return std::nullopt;
   if (swap.growth.has_value()) {
-    // Last: what fails before leaves nothing behind.
+    // Done last, so that earlier failures leave no raw rows behind.
     const cache::HostRows raw = rows.host(0, swap.growth->entries());
     absl::Status status = previous->raw()->Put(run_.grows_at / kTileEntries, raw.keys, raw.values,
                                                swap.growth->tiles.size());
@@ -242,8 +249,8 @@ absl::StatusOr<std::optional<std::size_t>> LaneCoder::EncodeProvisional(const Fo
   return std::nullopt;
 }
 
-// Nothing before a segment that stays plain is open. Of those that the tile has rows of it is the
-// last one: others may be shared with a fork that does not hold the value.
+// Seals the last dense segment that has rows of this tile, which also closes all earlier segments.
+// Earlier segments may be shared with a fork that does not hold the unrepresentable value.
 void LaneCoder::SealPlainAt(std::size_t tile) {
   std::uint64_t entries = 0;
   for (const cache::HeldSegment& held : run_.plain) {
@@ -254,7 +261,7 @@ void LaneCoder::SealPlainAt(std::size_t tile) {
   }
 }
 
-// What the strategy loses of rows that it was not made from, tile by tile.
+// Measures, tile by tile, what the strategy loses of rows that it was not made from.
 absl::Status LaneCoder::ObserveTiles(const Form& form, const HostLaneRows& rows,
                                      const std::vector<device::TilePlace>& tiles) {
   const std::uint64_t window = options_.policy->mosaic->segments.loss_window;
@@ -272,7 +279,7 @@ absl::Status LaneCoder::ObserveTiles(const Form& form, const HostLaneRows& rows,
   return absl::OkStatus();
 }
 
-// ---- what a decision leaves
+// ---- Decisions
 
 LaneCoder::Swap LaneCoder::Retain() {
   const absl::StatusOr<HostLaneRows> rows = RowsThatStay();
@@ -288,7 +295,7 @@ LaneCoder::Swap LaneCoder::Retain() {
   return swap;
 }
 
-// Those that stay may be tokens one after another, and look like ones that wait.
+// Seals the dense segments of kept rows, which would otherwise look like rows that wait.
 void LaneCoder::Settle(const LaneSwap& swap) {
   for (const std::shared_ptr<Segment>& segment : swap.segments) {
     if (segment->plain()) segment->SealDense();
@@ -300,7 +307,7 @@ absl::StatusOr<HostLaneRows> LaneCoder::RowsThatStay() const {
   if (!rows.ok() || options_.decision == nullptr) return rows;
   if (rows->count() < options_.decided ||
       (options_.decided > 0 && rows->positions().front() != options_.first_position)) {
-    return absl::AbortedError("the lane was cut while its entries were chosen");
+    return absl::AbortedError("the lane was truncated while its entries were chosen; retry");
   }
   return rows->After(*options_.decision, options_.decided, options_.turning);
 }
@@ -309,7 +316,7 @@ std::uint64_t LaneCoder::CountDecided(const HostLaneRows& rows) const {
   return options_.decision == nullptr ? rows.count() : options_.decision->kept.size();
 }
 
-// ---- segments
+// ---- Segments
 
 absl::StatusOr<std::shared_ptr<Segment>> LaneCoder::Encoded(const Form& form,
                                                             const HostLaneRows& rows,
@@ -342,14 +349,14 @@ absl::Status LaneCoder::AddPlain(const HostLaneRows& rows, std::uint64_t first, 
   return AddAs(as_they_are, rows, first, count, swap);
 }
 
-// In a form that packs nothing.
+// Adds rows in a form that does not pack them.
 absl::Status LaneCoder::AddAs(const Form& form, const HostLaneRows& rows, std::uint64_t first,
                               std::uint64_t count, LaneSwap& swap) {
   for (std::uint64_t done = 0; done < count;) {
     const std::uint64_t some = std::min<std::uint64_t>(count - done, cache::kMaxSegmentEntries);
     absl::StatusOr<std::shared_ptr<Segment>> segment = Encoded(form, rows, first + done, some);
     if (!segment.ok()) return segment.status();
-    TESSERA_CHECK(*segment != nullptr, "rows that are not packed have a place in any form");
+    TESSERA_CHECK(*segment != nullptr, "unpacked rows fit in any form");
     swap.segments.push_back(*std::move(segment));
     done += some;
   }

@@ -1,12 +1,13 @@
-// The work on one lane: new full tiles take the strategy before, and a run that has come to its end
-// gets a strategy of its own.
+// `LaneCoder` encodes the open run of one lane: full tiles with the previous segment's strategy,
+// and sealed segments with their own.
 //
-//   EncodeTiles   plain rows ──▶ provisional tiles (raw rows kept) │ fewer than 32 stay plain
-//   Seal          raw rows + plain rows ──▶ sealed segments        │ what stays plain
-//   Retain        plain rows ──▶ those that a token policy keeps   │ rows that came since
-//   CutKeys       the same ──▶ without some key channels           │ the newest stay plain
+//   EncodeTiles   dense rows ──▶ provisional tiles (raw rows kept) │ fewer than 32 rows stay dense
+//   Seal          raw rows + dense rows ──▶ sealed segments        │ rows that stay dense
+//   Retain        dense rows ──▶ rows that a token policy keeps    │ rows that came since
+//   CutKeys       dense rows ──▶ rows without some key channels    │ the newest rows stay dense
 //
-// Runs inside Sequence::Recode: without a lock, on one lane at a time.
+// Runs inside Sequence::Recode, without the sequence's lock, on one lane at a time. Rows change
+// only through the LaneSwap that each function returns; nullopt: nothing to change.
 #pragma once
 
 #include <algorithm>
@@ -32,21 +33,21 @@ namespace tessera::compaction {
 
 // Counts since start.
 struct CodingCounters {
-  std::atomic<std::uint64_t> tiles_encoded{0};    // with the strategy before
-  std::atomic<std::uint64_t> segments_sealed{0};  // with a strategy of their own, or that before
+  std::atomic<std::uint64_t> tiles_encoded{0};    // with the previous strategy
+  std::atomic<std::uint64_t> segments_sealed{0};  // with their own strategy or the previous one
   std::atomic<std::uint64_t> strategies_made{0};
   std::atomic<std::uint64_t> left_plain{
-      0};  // ends of prompts, and rows that have no place in a form
-  // Times that rows of a lane were left dense, by DenseReason.
+      0};  // ends of prompts, and rows with values that the form cannot represent
+  // Attempts that left rows of a lane dense, by DenseReason.
   std::array<std::atomic<std::uint64_t>, kDenseReasons> left_dense{};
-  std::atomic<std::uint64_t> raw_rows_dropped{0};  // or not kept, for want of budget
-  std::atomic<std::uint64_t> decisions_made{0};    // of token policies, layer by layer
-  std::atomic<std::uint64_t> decision_ns{0};       // spent on them, carrying out left out
-  std::atomic<std::uint64_t> shown_bytes{0};       // that workers have shown for them
+  std::atomic<std::uint64_t> raw_rows_dropped{0};  // or not kept, because the budget was used up
+  std::atomic<std::uint64_t> decisions_made{0};    // by token policies, counted per layer
+  std::atomic<std::uint64_t> decision_ns{0};       // time for decisions, without carrying them out
+  std::atomic<std::uint64_t> shown_bytes{0};       // observations received from workers
 };
 
-// The segment that says which key channels new rows lose under this policy: the last one, where its
-// rows have lost so many. Else null.
+// The segment whose key channels new rows keep under this policy: the last packed one, if it has
+// the policy's form. Else null.
 const cache::Segment* KeyChannelFormOf(const cache::OpenRun& run, const policies::Policy& policy,
                                        const kernels::LayerGeometry& geometry);
 
@@ -63,37 +64,38 @@ class LaneCoder {
     LaneState* state;
     const kernels::Operations* operations;
     CodingCounters* counters;
-    // What a token policy leaves of the run's first `decided` entries; null: all of them.
+    // The decision about the run's first `decided` entries; null: all are kept.
     const policies::LaneDecision* decision = nullptr;
     std::uint64_t decided = 0;
-    bool settles = false;  // what it leaves is not chosen from again
-    // ManagedSequence::chosen_before of the run's layer: a run that begins before it is sealed by a
-    // choice, whenever that comes; no tile waits for one.
+    bool settles = false;  // later choices skip the entries that it keeps
+    // ManagedSequence::chosen_before of the run's layer: a run that begins before this token is
+    // sealed by a choice, not by its length.
     std::uint64_t chosen_before = 0;
-    // The channels of keys that stay, where they are not those of the segment before.
+    // The key channels to keep; null: those of the previous segment.
     const std::vector<std::uint32_t>* key_channels = nullptr;
-    std::uint64_t first_position = 0;    // of these
-    HostLaneRows::Turning turning = {};  // of policies that turn keys
+    std::uint64_t first_position = 0;    // of the decided entries
+    HostLaneRows::Turning turning = {};  // set if the policy re-rotates keys
   };
   LaneCoder(const Options& options, const cache::OpenRun& run);
 
   using Swap = absl::StatusOr<std::optional<cache::LaneSwap>>;
   Swap EncodeTiles();
-  // Of many segments some are made at a time: then nothing is swapped yet, and is_continuation().
+  // Makes a limited number of segments per call. If there are more, nothing is swapped yet and
+  // is_continuation() is true.
   Swap Seal(const SealRequest& wish);
-  // Of policies that pack nothing: what the decision leaves, in the form of new tiles or as it is.
+  // For policies that do not pack: stores the kept rows, dense or with block summaries.
   Swap Retain();
-  // Of policies that have key channels go: what the decision leaves, but for the newest, without
-  // them.
+  // For policies that drop key channels: stores the kept rows without these channels, except for
+  // the newest rows.
   Swap CutKeys();
 
-  // After Seal: whether it is to be called again.
+  // After Seal: whether it must be called again.
   bool is_continuation() const { return goes_on_; }
-  // After Seal, or CutKeys: what it has left dense. Nothing: it has looked at no rows.
+  // After Seal or CutKeys: what was left dense; nullopt: no rows were considered.
   const std::optional<DenseRows>& left_dense() const { return left_dense_; }
-  // After EncodeTiles: whether the run should be sealed now, as far as it is known here.
+  // After EncodeTiles: whether the run should be sealed now.
   bool wants_seal() const { return wants_seal_; }
-  // After EncodeTiles: whether there are more than it took.
+  // After EncodeTiles: whether full tiles are left to encode.
   bool leaves_tiles() const { return leaves_tiles_; }
   std::uint64_t end_of_run() const {
     return run_.first_position + run_.provisional_entries() + run_.plain_entries();
@@ -107,30 +109,33 @@ class LaneCoder {
   };
   absl::StatusOr<HostLaneRows> RowsThatStay() const;
   bool LeftPlain() const;
-  // How many of the run's first `entries` stand before that token.
+  // How many of the run's first `entries` are before that token.
   std::uint64_t EntriesBefore(std::uint64_t token, std::uint64_t entries) const {
     return std::min(token - std::min(token, run_.first_position), entries);
   }
-  // Of these, those that the decision was about.
+  // How many of these rows the decision covers.
   std::uint64_t CountDecided(const HostLaneRows& rows) const;
   static void Settle(const cache::LaneSwap& swap);
   static std::optional<Form> FormOf(const cache::Segment* segment);
   std::optional<Form> FormBefore() const;
   std::optional<Form> FormOfNewTiles() const;
-  // Plain rows that are to be encoded when there are so many: whole tiles.
+  // The number of dense rows to encode now: whole tiles.
   std::uint64_t CountForNewTiles() const;
-  // For a seal, which may come at any time.
+  // Whether the run is long enough for a segment, and may be sealed without a choice.
   bool MayBeSealed() const;
-  // Of so many, the last ones of the lane, those that do not wait as the policy's newest: whole
-  // tiles, where some wait.
+  // `entries`, the last ones of the lane, without those that stay dense as the newest (`recent`).
+  // Whole tiles if there are such.
   std::uint64_t OlderOf(std::uint64_t entries) const;
+  // How many of the run's first `entries` stay dense because the lane begins with them.
+  std::uint64_t SinksAmong(std::uint64_t entries) const;
   bool LossIsTooHigh(const Form& form) const;
-  // False: the budget has no room, and the run is long enough to be sealed instead.
+  // Decides whether raw copies are kept. False: the budget has no room, and the run is long enough
+  // to be sealed instead.
   bool DecideAboutRaw(std::uint64_t count);
   void GiveUpRaw();
   void DropRaw();
 
-  // Nothing, or the first tile of which a value has no place in that form.
+  // Returns the first tile with a value that the form cannot represent; nullopt: none.
   absl::StatusOr<std::optional<std::size_t>> EncodeProvisional(const Form& form,
                                                                const HostLaneRows& rows,
                                                                std::uint64_t count,
@@ -145,25 +150,26 @@ class LaneCoder {
   absl::StatusOr<Form> Store(const kernels::Strategy& strategy);
   absl::StatusOr<Form> Store(const kernels::TileShape& shape, const kernels::RotationView& matrices,
                              cache::SegmentLoss loss);
-  // R_k: the rows of the identity that choose these channels.
+  // Stores R_k: the rows of the identity matrix that pick these channels.
   absl::StatusOr<Form> StoreKeyChannels(const std::vector<std::uint32_t>& channels);
   absl::StatusOr<Form> MakeForm(const HostLaneRows& rows, std::uint64_t first, std::uint64_t count);
   absl::StatusOr<std::optional<Form>> FormOfShortEnd(const HostLaneRows& rows, std::uint64_t first,
                                                      std::uint64_t count,
                                                      const std::optional<Form>& before);
   absl::StatusOr<kernels::Loss> LossOf(const Form& form, const kernels::LaneRows& rows);
-  // Why a segment of its own does not do for these rows.
+  // Why a segment with its own strategy is not used for these rows.
   DenseRows WhyDense(const HostLaneRows& rows, std::uint64_t first, std::uint64_t count,
                      const kernels::Strategy& own) const;
-  // Of rows that nothing else has been said about.
+  // Records rows [done, total) as waiting, and later ones as newest, unless a reason is known.
   void NoteWaiting(const HostLaneRows& rows, std::uint64_t done, std::uint64_t total);
-  // Null: a value has no place in that form.
+  // Null: the form cannot represent a value.
   absl::StatusOr<std::shared_ptr<cache::Segment>> Encoded(const Form& form,
                                                           const HostLaneRows& rows,
                                                           std::uint64_t first, std::uint64_t count);
   std::vector<std::shared_ptr<cache::Segment>> SealedElsewhere(std::uint64_t most) const;
   void TakeWhatIsMade(std::uint64_t most, cache::LaneSwap& swap) const;
   void TellOthers(std::uint64_t done, cache::LaneSwap& swap) const;
+  absl::Status AddSinks(const HostLaneRows& rows, std::uint64_t count, cache::LaneSwap& swap);
   absl::StatusOr<bool> AddSealed(const Form& form, const HostLaneRows& rows, std::uint64_t first,
                                  std::uint64_t count, cache::LaneSwap& swap);
   absl::Status AddPlain(const HostLaneRows& rows, std::uint64_t first, std::uint64_t count,

@@ -1,4 +1,4 @@
-// Key channels that go from every token but the newest: which ones is the segment's R_k.
+// ThinK: encodes rows without the dropped key channels. The segment's R_k picks the kept ones.
 
 #include <algorithm>
 #include <cstring>
@@ -17,7 +17,7 @@ using cache::Segment;
 
 const Segment* KeyChannelFormOf(const cache::OpenRun& run, const policies::Policy& policy,
                                 const kernels::LayerGeometry& geometry) {
-  // What a token policy has left of the newest may stand behind it.
+  // Dense rows that a token policy kept may follow the packed segment.
   if (!policy.key_channels.has_value() || run.packed == nullptr) return nullptr;
   kernels::TileShape shape = run.packed->shape();
   shape.weights = shape.positions = false;
@@ -34,7 +34,7 @@ LaneCoder::Swap LaneCoder::CutKeys() {
   LaneSwap swap = {.all = true, .drops = options_.decision != nullptr};
   std::optional<Form> form = FormOfNewTiles();
   if (!form.has_value() && options_.key_channels == nullptr) {
-    cut = 0;  // there were too few when the layer was looked at: the next prompt's end finds them
+    cut = 0;  // too few rows when the choice was made: the next prompt's end chooses channels
   } else if (!form.has_value() && cut > 0) {
     absl::StatusOr<Form> stored = StoreKeyChannels(*options_.key_channels);
     if (!stored.ok()) return stored.status();
@@ -52,7 +52,7 @@ LaneCoder::Swap LaneCoder::CutKeys() {
     absl::StatusOr<std::shared_ptr<Segment>> segment = Encoded(*form, *rows, done, some);
     if (!segment.ok()) return segment.status();
     if (*segment == nullptr) {
-      // A value has no place in that form: plain for good.
+      // The form cannot represent a value: the rows stay dense for good.
       if (absl::Status status = AddPlain(*rows, done, some, swap); !status.ok()) return status;
       swap.segments.back()->SealDense();
       left_dense_ = DenseRows{.reason = DenseReason::kValueOutOfRange,
@@ -77,7 +77,8 @@ absl::StatusOr<LaneCoder::Form> LaneCoder::StoreKeyChannels(
     const std::vector<std::uint32_t>& channels) {
   const kernels::TileShape shape =
       policies::KeyChannelShape(*options_.policy->key_channels, geometry_);
-  TESSERA_CHECK(channels.size() == shape.key.channels, "as many channels stay as the form has");
+  TESSERA_CHECK(channels.size() == shape.key.channels,
+                "the number of kept channels differs from the form's");
   kernels::RotationView matrices = {.type = kernels::ElementType::kBf16};
   kernels::AlignedBytes matrix(kernels::RotationBytes(shape, shape.key, matrices.type));
   std::fill_n(matrix.data(), matrix.size(), std::byte{0});

@@ -1,4 +1,4 @@
-// A run that has come to its end: strategies of its own.
+// LaneCoder::Seal: cuts an open run into segments with their own strategies.
 
 #include <algorithm>
 #include <memory>
@@ -20,7 +20,7 @@ using kernels::kTileEntries;
 
 namespace {
 
-// Of one call, the segment that comes to so many included.
+// One call stops after the segment that reaches either limit.
 constexpr std::uint64_t kTokensAtOnce = 16 * 1024;
 constexpr int kSegmentsAtOnce = 8;
 constexpr std::uint64_t kSpareSegments = 64;
@@ -39,7 +39,7 @@ std::uint64_t TileBytes(const kernels::TileShape& shape, std::uint64_t entries) 
 
 }  // namespace
 
-// What stands for the first rows of the run in the lanes of others.
+// The segments that forks have made from the first rows of the run.
 std::vector<std::shared_ptr<Segment>> LaneCoder::SealedElsewhere(std::uint64_t most) const {
   if (options_.decision != nullptr) return {};
   const std::vector<cache::HeldSegment> sources = run_.Waiting();
@@ -49,8 +49,8 @@ std::vector<std::shared_ptr<Segment>> LaneCoder::SealedElsewhere(std::uint64_t m
   return known->For(sources, most);
 }
 
-// So that others take it over. Of two that were at work on the same rows the later one takes over
-// what the other has made.
+// Publishes the sealed segments, so that forks that share the rows adopt them. If a fork has sealed
+// the same rows meanwhile, adopts its segments instead.
 void LaneCoder::TellOthers(std::uint64_t done, LaneSwap& swap) const {
   std::vector<std::shared_ptr<Segment>> theirs = SealedElsewhere(done);
   if (EntriesOf(theirs) == done) {
@@ -59,7 +59,7 @@ void LaneCoder::TellOthers(std::uint64_t done, LaneSwap& swap) const {
     return;
   }
   const std::vector<cache::HeldSegment> sources = run_.Waiting();
-  // What stands for more of the rows stays known.
+  // Keep published segments that cover more rows.
   const std::shared_ptr<const cache::SealedRows> known = sources.front().segment->sealed_rows();
   if (known != nullptr && known->policy() == options_.policy->text &&
       known->EntriesHeld() >= done) {
@@ -69,7 +69,8 @@ void LaneCoder::TellOthers(std::uint64_t done, LaneSwap& swap) const {
       std::make_shared<cache::SealedRows>(options_.policy->text, sources, swap.segments));
 }
 
-// What has been made of the first rows of the run: by somebody else, or here in jobs before.
+// Adopts the segments that exist for the first rows of the run: made by a fork, or by earlier jobs
+// of this seal.
 void LaneCoder::TakeWhatIsMade(std::uint64_t most, LaneSwap& swap) const {
   swap.segments = SealedElsewhere(most);
   swap.taken_over = swap.segments.size();
@@ -87,8 +88,10 @@ LaneCoder::Swap LaneCoder::Seal(const SealRequest& wish) {
   const std::uint64_t given = OlderOf(waiting);
   std::uint64_t ended = EntriesBefore(wish.all_before, given);
   const std::uint64_t decoded = EntriesBefore(wish.decoded_before, given);
-  if (ended == 0 && given < segments.tokens && (decoded == 0 || decoded < segments.min_tokens)) {
-    options_.state->begun.reset();  // it was cut since
+  const std::uint64_t dense = SinksAmong(given);
+  if (ended == 0 && given - dense < segments.tokens &&
+      (decoded <= dense || decoded - dense < segments.min_tokens)) {
+    options_.state->begun.reset();  // the run was truncated since
     return std::nullopt;
   }
   const bool drops = options_.decision != nullptr;
@@ -106,11 +109,14 @@ LaneCoder::Swap LaneCoder::Seal(const SealRequest& wish) {
   if (!rows.ok()) return rows.status();
   const std::uint64_t total = OlderOf(CountDecided(*rows));
   if (swap.drops) ended = total;
+  // Sinks get their segment with the first packed one: if nothing packs, all rows stay together.
+  const std::uint64_t sinks = swap.segments.empty() ? SinksAmong(total) : 0;
+  done += sinks;
   std::optional<Form> before = FormBefore();
   for (const std::shared_ptr<Segment>& segment : swap.segments) {
     if (std::optional<Form> form = FormOf(segment.get())) before = std::move(form);
   }
-  std::optional<std::uint64_t> left_plain;  // from there on
+  std::optional<std::uint64_t> left_plain;  // index of the first row
   const std::uint64_t begun_at = done;
   for (int made = 0; done < total; ++made) {
     if (!swap.drops && (made == kSegmentsAtOnce || done - begun_at >= kTokensAtOnce)) {
@@ -127,7 +133,7 @@ LaneCoder::Swap LaneCoder::Seal(const SealRequest& wish) {
       absl::StatusOr<std::optional<Form>> short_end = FormOfShortEnd(*rows, done, count, before);
       if (!short_end.ok()) return short_end.status();
       if (!short_end->has_value()) {
-        // Unless it is long enough together with what comes behind.
+        // Treat the rows as decoded: with later rows they may be long enough for a segment.
         left_plain = done;
         ended = done;
         continue;
@@ -138,6 +144,7 @@ LaneCoder::Swap LaneCoder::Seal(const SealRequest& wish) {
       if (!own.ok()) return own.status();
       form = *std::move(own);
     }
+    if (absl::Status status = AddSinks(*rows, sinks, swap); !status.ok()) return status;
     const absl::StatusOr<bool> sealed = AddSealed(*form, *rows, done, count, swap);
     if (!sealed.ok()) return sealed.status();
     if (*sealed) before = std::move(form);
@@ -153,7 +160,8 @@ LaneCoder::Swap LaneCoder::Seal(const SealRequest& wish) {
   }
   NoteWaiting(*rows, done, total);
   if (left_plain == done) options_.counters->left_plain.fetch_add(1, std::memory_order_relaxed);
-  if (done == 0 && !swap.drops) {
+  const bool none_sealed = swap.segments.empty();
+  if (none_sealed && !swap.drops) {
     options_.state->begun.reset();
     if (left_plain == done) {
       run_.Waiting().front().segment->MarkKeptDense(options_.policy->text);
@@ -161,10 +169,11 @@ LaneCoder::Swap LaneCoder::Seal(const SealRequest& wish) {
     return std::nullopt;
   }
   if (!swap.drops) TellOthers(done, swap);
-  // Rows that were chosen keep their positions; the others are tokens one after another.
+  // Chosen rows keep their positions; later rows are consecutive tokens.
   const std::uint64_t chosen = swap.drops ? total : done;
   const std::size_t sealed = swap.segments.size();
-  absl::Status status = AddPlain(*rows, done, chosen - done, swap);
+  const std::uint64_t first_left = none_sealed ? 0 : done;
+  absl::Status status = AddPlain(*rows, first_left, chosen - first_left, swap);
   if (swap.drops) Settle(swap);
   if (status.ok()) status = AddPlain(*rows, chosen, rows->count() - chosen, swap);
   if (!status.ok()) return status;
@@ -173,19 +182,27 @@ LaneCoder::Swap LaneCoder::Seal(const SealRequest& wish) {
   return swap;
 }
 
-// Memory would not help: those behind them would wait in vain.
+// FAILED_PRECONDITION, not RESOURCE_EXHAUSTED: more memory would not help, and deferred seals would
+// wait for it in vain.
 absl::Status LaneCoder::FitsALane(std::uint64_t entries) const {
   const std::uint64_t tokens = options_.policy->mosaic->segments.tokens;
   const std::uint64_t segments = run_.segments_before + (entries + tokens - 1) / tokens;
-  // What follows takes some, too.
+  // Leaves spare segments for later rows.
   if (segments <= shm::kMaxSegments - kSpareSegments) return absl::OkStatus();
-  return absl::FailedPreconditionError(
-      Concat("a lane with ", entries, " entries that wait would have ", segments,
-             " segments; the limit is ", shm::kMaxSegments - kSpareSegments,
-             "; set a policy with a longer segment"));
+  return absl::FailedPreconditionError(Concat(
+      "sealing ", entries, " entries of a lane would make ", segments, " segments; the limit is ",
+      shm::kMaxSegments - kSpareSegments, "; set a policy with a longer segment"));
 }
 
-// False: a value has no place in that form, and the rows stay plain for good.
+// The lane's first rows, before the first that are packed.
+absl::Status LaneCoder::AddSinks(const HostLaneRows& rows, std::uint64_t count, LaneSwap& swap) {
+  if (count == 0 || !swap.segments.empty()) return absl::OkStatus();
+  absl::Status status = AddPlain(rows, 0, count, swap);
+  Settle(swap);
+  return status;
+}
+
+// False: the form cannot represent a value, and the rows stay dense for good.
 absl::StatusOr<bool> LaneCoder::AddSealed(const Form& form, const HostLaneRows& rows,
                                           std::uint64_t first, std::uint64_t count,
                                           LaneSwap& swap) {
@@ -211,7 +228,7 @@ DenseRows LaneCoder::WhyDense(const HostLaneRows& rows, std::uint64_t first, std
   DenseRows dense = {.first_position = rows.positions()[first], .tokens = count};
   if (!own.within_threshold) {
     const kernels::Loss& most = mosaic.strategy.threshold;
-    // Of the side that is further above its limit.
+    // Report the side that exceeds its limit by more.
     dense.of_value = own.loss.value - most.value > own.loss.key - most.key;
     dense.loss = dense.of_value ? own.loss.value : own.loss.key;
     dense.limit = dense.of_value ? most.value : most.key;
@@ -276,8 +293,9 @@ absl::StatusOr<LaneCoder::Form> LaneCoder::Store(const kernels::TileShape& shape
   return Form{shape, *std::move(rotations), loss};
 }
 
-// The end of a prompt, too short for a segment: a strategy of its own, the one before, or none,
-// whichever is smallest of those that lose little enough. Nothing: it stays plain.
+// For the end of a prompt that is shorter than min_tokens: its own strategy, the previous one, or
+// none, whichever takes the fewest bytes among those within the loss threshold. nullopt: the rows
+// stay dense.
 absl::StatusOr<std::optional<LaneCoder::Form>> LaneCoder::FormOfShortEnd(
     const HostLaneRows& rows, std::uint64_t first, std::uint64_t count,
     const std::optional<Form>& before) {

@@ -12,7 +12,7 @@ std::string Rounded(double loss) { return Concat(std::round(loss * 1000) / 1000)
 
 std::string Tokens(std::uint64_t count) { return Concat(count, count == 1 ? " token" : " tokens"); }
 
-// "; 96 more tokens are needed", where that is known.
+// "; 96 more tokens are needed", or empty if unknown.
 std::string MoreTokens(const DenseRows& rows) {
   const std::uint64_t more = rows.more_tokens();
   if (more == 0) return "";
@@ -29,8 +29,8 @@ std::string LossText(const DenseRows& rows) {
 
 std::string OverheadText(const DenseRows& rows) {
   std::string text = Concat("a segment of ", Tokens(rows.tokens),
-                            " would be larger than its rows, with its rotations");
-  return text + (rows.needs == 0 ? ", however long it is" : MoreTokens(rows));
+                            " with its rotations would be larger than dense rows");
+  return text + (rows.needs == 0 ? ", at any length" : MoreTokens(rows));
 }
 
 std::string ReasonText(const DenseRows& rows) {
@@ -44,22 +44,22 @@ std::string ReasonText(const DenseRows& rows) {
     case DenseReason::kWaiting:
       return Concat("waiting for the end of a prompt, or for enough tokens", MoreTokens(rows));
     case DenseReason::kNotObserved:
-      return rows.message.empty() ? "the worker has not shown what the policy decides by"
+      return rows.message.empty() ? "the worker has not sent the observations that the policy needs"
                                   : rows.message;
     case DenseReason::kNoMemory:
-      return Concat("no memory for the new form beside the old one: ", rows.message);
+      return Concat("no memory to hold the new form beside the old one: ", rows.message);
     case DenseReason::kNothingNew:
       return "nothing new since the last compression";
     case DenseReason::kPolicyDense:
-      return "the policy keeps rows as they came";
+      return "the policy does not compress this lane";
     case DenseReason::kSegmentOverhead:
       return OverheadText(rows);
     case DenseReason::kValueOutOfRange:
-      return "a value is too large for the type of packed values";
+      return "a value is too large for the policy's value type";
     case DenseReason::kNewest:
       return "the policy keeps the newest tokens dense";
     case DenseReason::kNothingToDrop:
-      return "the policy found no entries to drop or to merge";
+      return "the policy found no entries to drop or merge";
     case DenseReason::kOther:
       return rows.message;
   }

@@ -1,5 +1,5 @@
-// What compression has made of a lane, what it has left dense, and why. The one place where a
-// reason is put into words.
+// The outcome of compressing a lane: what is compressed, what is left dense, and why. TextOf is the
+// only place that turns a reason into a sentence.
 #pragma once
 
 #include <algorithm>
@@ -32,10 +32,10 @@ enum class DenseReason : std::uint8_t {
 };
 inline constexpr std::size_t kDenseReasons = 13;
 
-// "loss_above_limit": a label of metrics.
+// The label in metrics, such as "loss_above_limit".
 std::string_view NameOf(DenseReason reason);
 
-// Whether an attempt may leave rows for it: the others are said of a lane when somebody asks.
+// Whether attempts are counted by this reason. The others only describe a lane in an answer.
 constexpr bool IsCounted(DenseReason reason) {
   return reason != DenseReason::kNone && reason != DenseReason::kNothingNew &&
          reason != DenseReason::kPolicyDense;
@@ -44,22 +44,22 @@ constexpr bool IsCounted(DenseReason reason) {
 // What the last attempt to compress a lane, or a layer, has left dense.
 struct DenseRows {
   DenseReason reason = DenseReason::kNone;
-  std::uint64_t first_position = 0;  // of the rows
-  std::uint64_t tokens = 0;          // how many they are
+  std::uint64_t first_position = 0;  // position of the first row
+  std::uint64_t tokens = 0;          // number of rows
   bool of_value = false;             // the loss is of values, not of keys
   double loss = 0;
   double limit = 0;
-  std::uint64_t needs = 0;        // tokens that it takes in all; 0: unknown, or no number will do
-  std::uint64_t min_segment = 0;  // of the policy, where that decided
-  std::string message = {};       // of an attempt that failed
+  std::uint64_t needs = 0;        // total tokens needed; 0: unknown, or more tokens do not help
+  std::uint64_t min_segment = 0;  // the policy's, if it was the reason; else 0
+  std::string message = {};       // the error of a failed attempt
 
   std::uint64_t more_tokens() const { return needs - std::min(needs, tokens); }
 };
 
-// Of an attempt that failed.
+// The rows that a failed attempt has left dense.
 DenseRows DenseBecause(const absl::Status& failed);
 
-// Thread-safe.
+// The last DenseRows of a lane or layer. Thread-safe.
 class DenseRecord {
  public:
   void Set(DenseRows rows) {
@@ -70,7 +70,7 @@ class DenseRecord {
     MutexLock lock(mutex_);
     return rows_;
   }
-  // The sequence was cut to so many tokens: rows that have gone say nothing of later ones.
+  // The sequence was truncated to `tokens`: forgets rows that were removed.
   void CutTo(std::uint64_t tokens) {
     MutexLock lock(mutex_);
     if (rows_.reason != DenseReason::kNone && rows_.first_position >= tokens) rows_ = {};
@@ -89,9 +89,9 @@ struct LaneOutcome {
   DenseRows dense;
   std::uint64_t compressed_entries = 0;
   std::uint64_t dense_entries = 0;
-  std::uint64_t tokens = 0;  // that the entries are what is left of
+  std::uint64_t tokens = 0;  // number of tokens that the lane was given
 
-  // Whether this one says more about its group: a larger loss, or more entries left dense.
+  // Whether this outcome represents its group better: a larger loss, or more dense entries.
   bool WorseThan(const LaneOutcome& other) const {
     return std::pair(dense.loss, dense_entries) > std::pair(other.dense.loss, other.dense_entries);
   }

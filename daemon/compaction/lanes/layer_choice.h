@@ -1,4 +1,4 @@
-// What is to become of the lanes of one layer of a sequence, and how much of it has been done.
+// A decision about the lanes of one layer of a sequence, and how much of it has been carried out.
 #pragma once
 
 #include <cstdint>
@@ -12,53 +12,53 @@
 
 namespace tessera::compaction {
 
-// Whether a choice is about all of a lane, and not only about what waits in it.
+// Whether choices of this policy cover the whole lane, not only its undecided rows.
 bool ChoosesFromAll(const policies::Policy& policy);
-// Whether rows are neither packed nor summed up.
+// Whether the policy neither packs nor summarizes rows.
 bool LeavesRows(const policies::Policy& policy);
 
-// What is to be done. Entries are counted from the first of the run that was looked at.
+// Plain data; owned by the job that carries it out, or kept as ManagedLayer::unfinished. Entry
+// indices count from the first entry that the choice considered.
 struct LayerChoice {
   policies::LayerDecision lanes;  // by kv head
-  // By kv head: the channels of keys that stay. Empty: where channels go, those that went before.
+  // By kv head: the key channels to keep. Empty: as in the previous segment.
   policies::ChannelDecision key_channels;
-  std::vector<std::uint64_t> decided;          // entries of each lane that this is about
-  std::vector<std::uint64_t> first_positions;  // of these
-  std::vector<std::uint64_t> losses;           // of each lane, when it was looked at
-  std::vector<bool> done;                      // of each lane, whether nothing is left to be done
-  policies::LayerMemory memory;                // of the layer once it is done
-  std::uint64_t end = 0;                       // behind the last position of any lane
-  std::uint64_t until = 0;                     // tokens before it have been decided about then
-  bool continued = false;  // a decision about the whole lane, made before, goes on
-  // Only of one that has begun: of the tokens at or behind it the other lanes have lost all, or
-  // have others now.
+  std::vector<std::uint64_t> decided;          // by lane: number of entries covered
+  std::vector<std::uint64_t> first_positions;  // by lane: position of the first one
+  std::vector<std::uint64_t> losses;           // by lane: OpenRun::losses at that time
+  std::vector<bool> done;                      // by lane: whether it has been carried out
+  policies::LayerMemory memory;                // of the layer when all lanes are done
+  std::uint64_t end = 0;                       // after the last position of any lane
+  std::uint64_t until = 0;                     // the layer's new decided_until
+  bool continued = false;                      // continues earlier decisions while decoding
+  // Set only if the choice has begun: the sequence was truncated here, so lanes that are not done
+  // have lost later tokens, or have others now.
   std::uint64_t cut_at = kNotCut;
-  // Nothing has come since the last one.
+  // No rows were added since the last choice.
   bool idle = false;
-  // There was too little to decide about: the next prompt's end decides about all of it, and wants
-  // these tokens' queries, too.
+  // There were too few tokens to decide about: the choice at the next prompt's end covers them, and
+  // needs their queries.
   bool waits = false;
-  // Why it waits, where whoever asked is to know: the policy has no budget for so few tokens.
+  // Why it waits, for the caller: the policy's budget is too small for so few tokens.
   absl::Status refused;
-  // Of tokens that stay because they were decoded, and need not wait to be packed, or because they
-  // wait in some lanes alone. No prompt's end.
+  // Keeps all covered tokens: they were decoded and can be packed, or they wait only in some lanes.
   bool keeps = false;
-  // Another one is to follow, about what waits behind these.
+  // Another choice follows, about the later tokens.
   bool aligns = false;
   bool begun = false;  // it has been carried out in some lanes
 
   static constexpr std::uint64_t kNotCut = ~std::uint64_t{0};
-  // The sequence was cut to so many tokens.
+  // The sequence was truncated to `tokens`.
   void CutTo(std::uint64_t tokens);
-  // Whether a lane stays as it is.
+  // Whether a lane keeps all of its entries unmerged.
   bool Untouched(std::uint32_t kv_head) const;
   bool UntouchedAll() const;
-  // By kv head, where chunks of text have ended in the lanes as they are: where this has not been
-  // carried out, as it was known before.
+  // The chunk boundaries by kv head at this moment: the new ones for lanes that are done, otherwise
+  // those of `before`.
   std::vector<policies::ChunkEnds> BoundariesNow(const policies::LayerMemory& before) const;
-  // Of a lane: is about its first `count` entries alone.
+  // Restricts the choice for a lane to its first `count` entries.
   void KeepFirst(std::uint32_t kv_head, std::uint64_t count);
-  // What it leaves of the layer, and why that is all; nothing: this is no answer to that.
+  // What the choice leaves dense in the layer, and why; nullopt: it says nothing about that.
   std::optional<DenseRows> LeftDense(const policies::Policy& policy) const;
 };
 

@@ -16,7 +16,7 @@ namespace tessera::compaction {
 
 namespace {
 
-// Others go by positions alone. Who merges compares keys, even if it asks the worker for nothing.
+// Whether the policy scores keys. Merging policies do, even if they need no observations.
 bool ReadsKeys(const policies::Policy& policy) {
   return policies::Merges(policy) || policies::NeedsOf(policy) != policies::Needs();
 }
@@ -26,7 +26,7 @@ std::uint64_t CountBefore(std::span<const std::uint64_t> positions, std::uint64_
                                     positions.begin());
 }
 
-// The first token at or behind `from` whose query was not shown.
+// The first token from `from` on whose query was not observed.
 std::uint64_t ShownUntil(std::span<const policies::HeadQueries> queries, std::uint64_t from) {
   if (queries.empty()) return from;
   std::uint64_t until = from;
@@ -36,8 +36,9 @@ std::uint64_t ShownUntil(std::span<const policies::HeadQueries> queries, std::ui
   return until;
 }
 
-// Queries by norm of these count, where tokens from `begin` on are looked at: what was decoded
-// before a prompt says little of what that asks for, and may be settled at any time.
+// The first token whose query norms are compared, if tokens from `begin` on are covered. Tokens
+// that were decoded before a prompt do not count: their queries say little about the prompt, and
+// they may be settled at any time.
 std::uint64_t FirstOfPrompts(std::span<const policies::TokenSpan> prompts, std::uint64_t begin) {
   for (const policies::TokenSpan& prompt : prompts) {
     if (prompt.end > begin) return std::max(prompt.begin, begin);
@@ -47,18 +48,18 @@ std::uint64_t FirstOfPrompts(std::span<const policies::TokenSpan> prompts, std::
 
 }  // namespace
 
-// The lanes of a layer as they are looked at, and what the policy sees of them.
+// A snapshot of the lanes of a layer, and what the policy sees of them.
 struct TokenSelector::Lanes {
   std::vector<LaneEntryList> seen;
-  std::vector<policies::LaneEntries> entries;  // of `seen`
-  std::unique_ptr<LayerKeys> keys;             // null: not wanted
+  std::vector<policies::LaneEntries> entries;  // views of `seen`
+  std::unique_ptr<LayerKeys> keys;             // null: not needed
   std::vector<std::uint64_t> losses;
-  std::vector<bool> channels_gone;  // those before have lost key channels, which new ones lose too
-  std::uint64_t begin = 0;          // of the first entry of any lane
-  std::uint64_t end = 0;            // positions are below it
-  std::uint64_t tokens = 0;         // that came before it, where there are entries
+  std::vector<bool> channels_gone;  // by lane: earlier rows fix the dropped key channels
+  std::uint64_t begin = 0;          // position of the first entry of any lane
+  std::uint64_t end = 0;            // all positions are below it
+  std::uint64_t tokens = 0;         // number of tokens of the longest lane with entries
 
-  // Shows only entries before this position.
+  // Hides entries from this position on.
   void CutAt(std::uint64_t position) {
     for (policies::LaneEntries& lane : entries) {
       lane.count = CountBefore(lane.positions, position);
@@ -140,11 +141,10 @@ absl::StatusOr<std::uint64_t> TokenSelector::NormsFrom() const {
   return FirstOfPrompts(options_.prompts, *begin);
 }
 
-// What the policy sees, and what it points into.
+// The policy's view of the lanes, with the data that it points into.
 class TokenSelector::Shown {
  public:
-  // Positions, queries and text count from `first`: what came before it is none of the
-  // policy's business.
+  // Positions, queries and text are relative to `first`; the policy does not see earlier tokens.
   Shown(const Options& options, std::uint32_t layer, const LayerState& state, const Lanes& lanes,
         std::uint64_t first) {
     const cache::Model& model = options.sequence->model();
@@ -211,8 +211,8 @@ class TokenSelector::Shown {
   policies::LayerView view_;
 };
 
-// Behind a token whose query was not shown nothing is decided: for ever, where those of later ones
-// were.
+// Nothing is decided after a token without an observed query. If later queries were observed, the
+// gap can never be filled, so this is an error.
 absl::Status TokenSelector::CheckShown(std::span<const policies::HeadQueries> queries,
                                        std::uint64_t until, std::uint64_t end) const {
   if (until >= end) return absl::OkStatus();
@@ -224,13 +224,13 @@ absl::Status TokenSelector::CheckShown(std::span<const policies::HeadQueries> qu
   return absl::FailedPreconditionError(
       Concat("layer ", layer_, ": the queries of the tokens from ", until, " to ",
              (later ? *next : end) - 1,
-             " were not shown, and the policy needs that of every token; "
-             "a step's Attend shows them, or ",
+             " have not been observed, but the policy needs the query of every token; "
+             "send them with Attend in a step, or with ",
              policies::kObserveCall));
 }
 
-// What is decided about a prompt must not depend on how much of it had been shown when somebody
-// looked: of one that is not there whole, nothing.
+// Ends before a prompt that is only partly observed: decisions about a prompt must not depend on
+// when the choice ran.
 std::uint64_t TokenSelector::WholeSteps(std::uint64_t until, std::uint64_t end) const {
   for (const policies::TokenSpan& prompt : options_.prompts) {
     if (prompt.begin < until && until < std::min(prompt.end, end)) return prompt.begin;
@@ -238,7 +238,7 @@ std::uint64_t TokenSelector::WholeSteps(std::uint64_t until, std::uint64_t end) 
   return until;
 }
 
-// The first token of the prompt that ends there, of which more may come; `end`: there is none.
+// The first token of a prompt that ends at `end` and may still grow; `end`: there is none.
 std::uint64_t TokenSelector::OpenPrompt(std::uint64_t end) const {
   if (options_.prompts.empty()) return end;
   const policies::TokenSpan& last = options_.prompts.back();
@@ -251,23 +251,23 @@ absl::StatusOr<LayerChoice> TokenSelector::Choose(const LayerState& state) const
   absl::StatusOr<Lanes> lanes = Look(whole, ReadsKeys(policy));
   if (!lanes.ok()) return lanes.status();
   const std::uint64_t decided_until = state.decided_until;
-  // Who merges counts tokens: the last entry may stand for some behind its own.
+  // Merging policies count tokens: the last entry may stand for later tokens than its position.
   if (policies::Merges(policy) && !options_.sequence->HasMoved()) lanes->end = lanes->tokens;
-  // A prompt of which nothing has been shown is still to come for all that anybody but its worker
-  // knows: who learns from every query would have to show those of its first part once more.
+  // A prompt without observations may still be arriving. A policy that learns from every query must
+  // not decide about it yet: the worker would have to send its first queries again.
   const bool learns = policies::Continues(policy) && policies::NeedsOf(policy).decode_queries;
   const bool unseen = learns && !options_.all_shown && state.observation.bytes() == 0;
   if (options_.decoding || unseen) {
     lanes->CutAt(std::max(decided_until, OpenPrompt(lanes->end)));
   }
-  // What goes for tokens that are taken back later would not come back with them.
+  // Entries dropped because of tokens that are taken back later would be lost.
   if (policies::Continues(policy) && options_.open_step != nullptr) {
     lanes->CutAt(std::max(decided_until, options_.open_step->FinalBefore(lanes->end)));
   }
   bool advances = policies::Continues(policy) && decided_until > 0;
   if (policies::NeedsOf(policy).decode_queries) {
     const std::vector<policies::HeadQueries> queries = state.observation.queries();
-    // Of a sequence without a prompt every query has been shown, and nothing else.
+    // A sequence without a prompt: every token was decoded, and its query observed.
     advances = advances || (lanes->begin == 0 && ShownUntil(queries, 0) >= lanes->end);
     if (advances) {
       const std::uint64_t until = ShownUntil(queries, decided_until);
@@ -275,7 +275,7 @@ absl::StatusOr<LayerChoice> TokenSelector::Choose(const LayerState& state) const
       lanes->CutAt(std::max(decided_until, WholeSteps(until, lanes->end)));
     }
   } else if (lanes->begin == 0 && options_.prompts.empty()) {
-    // It came token by token, whenever somebody first looks at it.
+    // All tokens were decoded one by one.
     advances = policies::Continues(policy);
   }
   LayerChoice choice = About(*lanes, state);
@@ -295,9 +295,9 @@ absl::StatusOr<LayerChoice> TokenSelector::Choose(const LayerState& state) const
   choice.lanes = *std::move(decision);
   if (absl::Status status = ForgetBoundaries(*lanes, choice); !status.ok()) return status;
   if (!choice.refused.ok() || !NeedsKeyChannels(*lanes, choice.lanes)) {
-    // However many they are: another budget may be set for them.
+    // They wait, however many they are: another budget may be set.
     choice.waits = !choice.refused.ok() || LeavesAllOpen(*lanes, choice);
-    // Nothing is done: what was found out about these rows is not remembered.
+    // Nothing is carried out, so nothing is remembered.
     if (choice.waits && choice.UntouchedAll()) {
       choice.until = decided_until;
       choice.memory = state.memory;
@@ -319,7 +319,7 @@ LayerChoice TokenSelector::About(const Lanes& lanes, const LayerState& state) {
           .done = std::vector<bool>(lanes.losses.size()),
           .memory = state.memory,
           .end = lanes.end,
-          // The newest tokens may have gone.
+          // Decided tokens at the end may have been dropped.
           .until = std::max<std::uint64_t>(lanes.end, state.decided_until)};
 }
 
@@ -362,7 +362,7 @@ absl::StatusOr<std::optional<LayerChoice>> TokenSelector::Align(const LayerState
   return choice;
 }
 
-// Whether the next choice looks at the same rows again.
+// Whether the next choice covers the same rows again.
 bool TokenSelector::LeavesAllOpen(const Lanes& lanes, const LayerChoice& choice) const {
   const policies::Policy& policy = *options_.policy;
   if (policy.key_channels.has_value()) {
@@ -370,13 +370,12 @@ bool TokenSelector::LeavesAllOpen(const Lanes& lanes, const LayerChoice& choice)
            lanes.channels_gone.end();
   }
   if (ChoosesFromAll(policy) || !choice.UntouchedAll()) return false;
-  // Enough for a segment: it is packed as it is.
+  // Rows that are enough for a segment are packed and settled.
   return !policy.mosaic.has_value() ||
          *std::ranges::min_element(choice.decided) < policy.mosaic->segments.min_tokens;
 }
 
-// Of entries out of sight, which others may have dropped since, no more stay than tell those apart
-// that are left.
+// Prunes boundaries between entries that other policies have dropped.
 absl::Status TokenSelector::ForgetBoundaries(const Lanes& lanes, LayerChoice& choice) const {
   if (!policies::Merges(*options_.policy)) return absl::OkStatus();
   std::optional<std::vector<cache::OpenRun>> all;
@@ -393,9 +392,10 @@ absl::Status TokenSelector::ForgetBoundaries(const Lanes& lanes, LayerChoice& ch
   return absl::OkStatus();
 }
 
-// What was decided about may still be open: to packing, or because it ends where the lane does.
+// Whether all tokens were decided about before. Their rows may still be open: to be packed, or
+// because they end the lane.
 bool TokenSelector::NothingNew(const Lanes& lanes, const LayerState& state) const {
-  // Policies that go on know by themselves what they have decided about.
+  // Policies that continue track this themselves.
   return !policies::Continues(*options_.policy) && state.decided_until > 0 &&
          lanes.end <= state.decided_until;
 }
@@ -407,8 +407,8 @@ absl::Status TokenSelector::OfLayer(const absl::Status& why) const {
   return status;
 }
 
-// Whether some lane has more entries than stay whole, and none before them that say which channels
-// go.
+// Whether some lane has more entries than keep all channels, and no earlier rows that fix the
+// dropped channels.
 bool TokenSelector::NeedsKeyChannels(const Lanes& lanes,
                                      const policies::LayerDecision& decision) const {
   const std::optional<policies::KeyChannelPolicy>& channels = options_.policy->key_channels;
@@ -419,7 +419,8 @@ bool TokenSelector::NeedsKeyChannels(const Lanes& lanes,
   return false;
 }
 
-// By what the other layer holds: it may be of another length by now, and so may its last choice.
+// Decides by the entries that the other layer holds; its length and its last choice may differ by
+// now.
 absl::StatusOr<LayerChoice> TokenSelector::TakeOver(std::uint32_t decides, const LayerState& theirs,
                                                     const LayerState& state) const {
   absl::StatusOr<Lanes> lanes = Look(/*whole=*/false, /*keys=*/false);
@@ -428,7 +429,7 @@ absl::StatusOr<LayerChoice> TokenSelector::TakeOver(std::uint32_t decides, const
   const absl::StatusOr<std::vector<cache::OpenRun>> waiting =
       options_.sequence->LookAt(decides, /*whole=*/false);
   if (!waiting.ok()) return waiting.status();
-  // Where nothing waits there, it is settled as far as it has come, under whatever policy.
+  // If no rows wait there, the layer is settled up to its end, under whatever policy.
   const bool none_waits = std::ranges::all_of(*waiting, [](const cache::OpenRun& run) {
     return run.provisional_entries() + run.plain_entries() == 0;
   });
@@ -437,9 +438,10 @@ absl::StatusOr<LayerChoice> TokenSelector::TakeOver(std::uint32_t decides, const
   const bool decided = until > lanes->begin || lanes->begin == lanes->end;
   if (!decided && theirs.considered_until < lanes->end) {
     return absl::FailedPreconditionError(
-        Concat("layer ", layer_, " takes over the choice of layer ", decides,
-               ", which has not been compressed: ", lanes->end, " tokens wait, of that one ",
-               theirs.considered_until.load(), " have been looked at"));
+        Concat("layer ", layer_, " adopts the decision of layer ", decides,
+               ", which has not been made: this layer has ", lanes->end,
+               " tokens, that one has considered ", theirs.considered_until.load(),
+               "; compress that layer first"));
   }
   const absl::StatusOr<std::vector<cache::OpenRun>> runs =
       options_.sequence->LookAt(decides, /*whole=*/true);
@@ -456,7 +458,7 @@ absl::StatusOr<LayerChoice> TokenSelector::TakeOver(std::uint32_t decides, const
     const std::span<const std::uint64_t> stay = seen.view().positions;
     const std::span<const std::uint64_t> positions = lanes->entries[head].positions;
     policies::LaneDecision& lane = choice.lanes.emplace_back();
-    auto next = stay.begin();  // both rise
+    auto next = stay.begin();  // both ascend
     for (std::uint32_t i = 0; i < positions.size(); ++i) {
       while (next != stay.end() && *next < positions[i]) ++next;
       if (!decided || (next != stay.end() && *next == positions[i])) lane.kept.push_back(i);
@@ -472,16 +474,16 @@ absl::Status TokenSelector::Refit(LayerChoice& choice) const {
   const std::vector<std::uint64_t> first = lanes->FirstPositions();
   for (std::uint32_t head = 0; head < choice.lanes.size(); ++head) {
     if (choice.done[head]) continue;
-    // All that it was about may have gone; what is there now came since.
+    // If all covered entries are gone, the present ones were added later.
     const bool gone = choice.first_positions[head] >= choice.cut_at;
     choice.decided[head] = gone ? 0 : std::min(choice.decided[head], left[head]);
     choice.KeepFirst(head, choice.decided[head]);
     if (choice.decided[head] == 0) {
       choice.first_positions[head] = first[head];
     } else if (choice.first_positions[head] != first[head]) {
-      return absl::AbortedError(Concat("layer ", layer_, ": the entries that wait begin at ",
-                                       first[head], " and not at ", choice.first_positions[head],
-                                       " any more, where a choice about them was interrupted"));
+      return absl::AbortedError(Concat("layer ", layer_, ": undecided entries begin at ",
+                                       first[head], " instead of ", choice.first_positions[head],
+                                       ", where the interrupted choice began; retry"));
     }
     choice.losses[head] = lanes->losses[head];
   }

@@ -1,7 +1,8 @@
-// What a policy chooses for one layer of a sequence: looks at its lanes, shows them to the policy
-// with what the worker has shown, and says what is to become of each.
+// `TokenSelector` makes a policy's choice for one layer of a sequence: it shows the lanes and the
+// worker's observations to the policy, and returns what must be done with each lane.
 //
-// Without a lock of the sequence: rows that are looked at stay as they are while they are held.
+// Needs no lock of the sequence: rows do not change while they are held. The caller holds the
+// layer's mutex.
 #pragma once
 
 #include <cstdint>
@@ -25,44 +26,45 @@ class TokenSelector {
     const cache::Sequence* sequence;
     const policies::Policy* policy;
     std::span<const policies::TextMark> text{};
-    std::span<const policies::TokenSpan> prompts{};  // the other tokens were decoded
-    // The worker has shown what it will. Otherwise what the newest tokens need may be on its way,
-    // and the next choice is about them.
+    std::span<const policies::TokenSpan> prompts{};  // all other tokens were decoded
+    // The worker has sent all of its observations. Otherwise those of the newest tokens may still
+    // arrive, and the next choice covers these tokens.
     bool all_shown = false;
-    // Asked for by tokens that were decoded: a prompt that still comes is left alone.
+    // Triggered by decoded tokens: a prompt that is still arriving is skipped.
     bool decoding = false;
-    // Null: no step is open, or all that there is counts, whoever asks for it.
+    // Null: all tokens are final.
     const UncommittedStep* open_step = nullptr;
   };
   TokenSelector(const Options& options, std::uint32_t layer);
 
-  // Queries by norm count from this token on: of the first prompt that a choice would look at, or,
-  // where there is none, of all that it would look at.
+  // The first token whose query norms are compared: the beginning of the first prompt that a choice
+  // would cover, or of all tokens that it would cover if there is no prompt.
   absl::StatusOr<std::uint64_t> NormsFrom() const;
-  // About what waits in the lanes, as at the end of a prompt. A policy that continues, and has
-  // begun, goes on over all of the lanes.
+  // Chooses among the undecided rows, as at the end of a prompt. A policy that continues while
+  // decoding chooses among all entries.
   absl::StatusOr<LayerChoice> Choose(const LayerState& state) const;
-  // That what was decoded behind the last prompt stays, and what was left of that with it; nothing
-  // where it has not been looked at.
+  // Keeps what was decoded after the last prompt, and what is left of that prompt. Covers no tokens
+  // if that prompt has not been considered yet.
   absl::StatusOr<LayerChoice> KeepDecoded(const LayerState& state) const;
-  // Where one decision is made for all lanes of a layer, and some have rows that wait where another
-  // has none any more: that those stay, so that what waits is alike. Nothing: it is.
+  // For policies that make one decision for all lanes: if some lanes have undecided rows at
+  // positions where another lane has none, keeps those rows, so that the undecided rows are equal.
+  // nullopt: they are equal.
   absl::StatusOr<std::optional<LayerChoice>> Align(const LayerState& state) const;
-  // What another layer has left of the same tokens. FAILED_PRECONDITION where that has not looked
-  // at them.
+  // Adopts the decision of another layer: keeps the tokens that it holds. FAILED_PRECONDITION: that
+  // layer has not considered these tokens.
   absl::StatusOr<LayerChoice> TakeOver(std::uint32_t decides, const LayerState& theirs,
                                        const LayerState& state) const;
-  // Makes a choice that was cut fit the lanes where it has not been carried out: the layer's lanes
-  // are to be alike again.
+  // Adapts an unfinished choice to lanes that were truncated, so that the lanes of the layer become
+  // alike again. ABORTED: the choice no longer fits.
   absl::Status Refit(LayerChoice& choice) const;
 
  private:
   struct Lanes;
   class Shown;
-  // The first token that a choice would look at; 0: there is none, or all are.
+  // The first token that a choice would cover; 0 if there are no rows.
   absl::StatusOr<std::uint64_t> Begin() const;
   absl::StatusOr<Lanes> Look(bool whole, bool keys) const;
-  // A choice about what is seen, before it has been made.
+  // A choice that covers the lanes, without decisions.
   static LayerChoice About(const Lanes& lanes, const LayerState& state);
   bool NeedsKeyChannels(const Lanes& lanes, const policies::LayerDecision& decision) const;
   bool LeavesAllOpen(const Lanes& lanes, const LayerChoice& choice) const;

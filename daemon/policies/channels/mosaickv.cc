@@ -70,11 +70,11 @@ constexpr Option kOptions[] = {
     {.name = "block",
      .type = OptionType::kCount,
      .list = true,
-     .standard = "4|8|16",
+     .standard = "8",
      .possible = kBlocks,
      .unit = "entries",
      .help = "Candidates for the number of entries per block, which is summarized and read as a "
-             "whole"},
+             "whole; 4|8|16 in the paper"},
     {.name = "block_variance",
      .type = OptionType::kNumber,
      .standard = "0.5",
@@ -100,14 +100,22 @@ constexpr Option kOptions[] = {
      .multiple_of = kernels::kTileEntries,
      .unit = "tokens",
      .help = "Smallest number of tokens in a segment that is cut while decoding"},
-    {.name = "recent",
+    {.name = "sinks",
      .type = OptionType::kCount,
-     .standard = "0",
+     .standard = "4",
      .most = shm::kMaxSegmentEntries,
      .unit = "tokens",
      .help =
-         "Number of newest tokens that stay dense, such as a question at the end of a prompt, and "
-         "up to a tile more; no effect on tokens that another term keeps"},
+         "Number of first tokens of a sequence that stay dense and are always read, rounded up to "
+         "whole tiles of 32; no effect on tokens that another term keeps; 0 in the paper"},
+    {.name = "recent",
+     .type = OptionType::kCount,
+     .standard = "128",
+     .most = shm::kMaxSegmentEntries,
+     .unit = "tokens",
+     .help =
+         "Number of newest tokens that stay dense, and up to a tile more; no effect on tokens that "
+         "another term keeps; 0 in the paper"},
     {.name = "margin_k",
      .type = OptionType::kNumber,
      .standard = "0.05",
@@ -133,6 +141,13 @@ constexpr Option kOptions[] = {
      .help =
          "Share of the visible packed entries that attention reads; 0: all of them, without block "
          "summaries"},
+    {.name = "floor",
+     .type = OptionType::kCount,
+     .standard = kStandardFloor,
+     .most = kMostEntries,
+     .unit = "entries",
+     .help = "Least number of packed entries that attention reads, or all if there are fewer; 0 in "
+             "the paper"},
     {.name = "judge",
      .type = OptionType::kWord,
      .standard = "share",
@@ -178,7 +193,8 @@ constexpr Option kOptions[] = {
          "never"},
 };
 
-constexpr std::array<std::string_view, 3> kOfSelection = {"select", "judge", "first_block"};
+constexpr std::array<std::string_view, 4> kOfSelection = {"select", "floor", "judge",
+                                                          "first_block"};
 constexpr std::array<std::string_view, 2> kOfBlocks = {"block", "block_variance"};
 
 // The first of these options that is given; empty: none.
@@ -196,7 +212,7 @@ std::string Idle(const Values& values) {
   }
   if (values.given("block_variance") && values.Counts("block").size() == 1) {
     return Concat("block_variance is given, but block=", values.Counts("block").front(),
-                  " leaves nothing to choose");
+                  " leaves nothing to choose; name candidates, as in block=4|8|16");
   }
   return "";
 }
@@ -241,6 +257,7 @@ void Apply(const Values& values, Policy& policy) {
   mosaic.segments = {
       .tokens = values.Count("segment"),
       .min_tokens = values.Count("min_segment"),
+      .sinks = values.Count("sinks"),
       .recent = values.Count("recent"),
       .loss_window = values.Count("window"),
       .margin = {.key = values.Number("margin_k"), .value = values.Number("margin_v")}};
@@ -251,6 +268,7 @@ void Apply(const Values& values, Policy& policy) {
     strategy.summary = kernels::Summary::kMean;
     strategy.blocks = values.Counts("block");
     policy.selection = {.rule = {.rate = rate,
+                                 .floor = values.Count("floor"),
                                  .judge = JudgeOf(values.Word("judge")),
                                  .first_block = values.Switch("first_block")}};
   }
@@ -267,6 +285,7 @@ void ReadSelection(const Policy& policy, Values& values) {
   if (FindTermKind("select")->read(policy).has_value()) return;
   const kernels::SelectionRule& rule = policy.selection->rule;
   values.Give("select", rule.rate);
+  values.Give("floor", static_cast<double>(rule.floor));
   values.Give("judge", JudgeWord(rule.judge));
   values.Give("first_block", rule.first_block);
 }
@@ -284,6 +303,7 @@ std::optional<Values> Read(const Policy& policy) {
   values.Give("reorder", strategy.reorder);
   values.Give("segment", static_cast<double>(segments.tokens));
   values.Give("min_segment", static_cast<double>(segments.min_tokens));
+  values.Give("sinks", static_cast<double>(segments.sinks));
   values.Give("recent", static_cast<double>(segments.recent));
   values.Give("margin_k", segments.margin.key);
   values.Give("margin_v", segments.margin.value);

@@ -7,6 +7,7 @@ namespace {
 
 constexpr std::string_view kRate = "rate";
 constexpr std::string_view kEntries = "entries";
+constexpr std::string_view kFloor = "floor";
 
 constexpr Option kOptions[] = {
     {.name = kRate,
@@ -23,6 +24,13 @@ constexpr Option kOptions[] = {
      .unit = "entries",
      .help = "Number of entries in blocks that attention reads, whatever the length; replaces "
              "rate"},
+    {.name = kFloor,
+     .type = OptionType::kCount,
+     .standard = kStandardFloor,
+     .most = kMostEntries,
+     .unit = "entries",
+     .help = "Least number of entries in blocks that attention reads, or all if there are fewer; "
+             "cannot be combined with entries"},
     {.name = "judge",
      .type = OptionType::kWord,
      .standard = "share",
@@ -49,6 +57,9 @@ std::string Check(const Term& term, std::span<const Term>) {
   if (term.values.given(kRate) && term.values.given(kEntries)) {
     return "rate and entries are both given; give only one of them";
   }
+  if (term.values.given(kFloor) && term.values.given(kEntries)) {
+    return "floor and entries are both given; floor is the least budget by rate";
+  }
   return "";
 }
 
@@ -60,6 +71,7 @@ void Apply(const Values& values, Policy& policy) {
     rule.entries = values.Count(kEntries);
   } else {
     rule.rate = values.Number(kRate);
+    rule.floor = values.Count(kFloor);
   }
   policy.selection = {.rule = rule, .dense_layers = values.Count32("dense_layers")};
 }
@@ -77,6 +89,7 @@ std::optional<Values> Read(const Policy& policy) {
     values.Give(kEntries, static_cast<double>(rule.entries));
   } else {
     values.Give(kRate, rule.rate);
+    values.Give(kFloor, static_cast<double>(rule.floor));
   }
   values.Give("judge", JudgeWord(rule.judge));
   values.Give("heads", HeadsWord(rule.each_head));

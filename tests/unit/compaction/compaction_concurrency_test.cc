@@ -41,7 +41,8 @@ policies::Policy PolicyOf(const Scene& scene, int sequence, double kept = 0.25) 
   policies::Policy policy = SmallMosaic();
   policy.text = std::to_string(kept);
   policy.mosaic->strategy.kept = {kept};
-  policy.mosaic->segments = {.tokens = 32, .min_tokens = 32, .loss_window = 64};
+  policy.mosaic->segments = {
+      .tokens = 32, .min_tokens = 32, .sinks = 4, .recent = 0, .loss_window = 64};
   return policy;
 }
 

@@ -28,7 +28,9 @@ inline policies::Policy SmallMosaic() {
   policy.mosaic->strategy.kept = {0.25};
   policy.mosaic->strategy.groups = {1};
   policy.mosaic->strategy.blocks = {8};
-  policy.mosaic->segments = {.tokens = 256, .min_tokens = 64, .loss_window = 64};
+  policy.mosaic->strategy.values = kernels::ValueType::kBf16;
+  policy.mosaic->segments = {
+      .tokens = 256, .min_tokens = 64, .sinks = 0, .recent = 0, .loss_window = 64};
   return policy;
 }
 inline policies::Policy Quest() {

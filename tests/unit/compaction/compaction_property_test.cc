@@ -115,6 +115,8 @@ class CompactionProperty : public CompactionFixture, public testing::WithParamIn
     strategy.values = static_cast<kernels::ValueType>(random_.Between(1, 4));
     mosaic.segments.tokens = 32 * random_.Between(1, GetParam().most_segment_tiles);
     mosaic.segments.min_tokens = 32 * random_.Between(1, mosaic.segments.tokens / 32);
+    if (random_.OneIn(3)) mosaic.segments.sinks = random_.Between(1, 70);
+    if (random_.OneIn(4)) mosaic.segments.recent = random_.Between(1, 100);
     mosaic.segments.loss_window = random_.Between(1, 256);
     policy.text = "mosaic " + std::to_string(++policies_drawn_);  // makes policies distinguishable
     const absl::Status status = policies::Validate(policy);
@@ -327,6 +329,14 @@ class CompactionProperty : public CompactionFixture, public testing::WithParamIn
     return "";
   }
 
+  // So many tokens are enough for a segment, together with those that stay dense.
+  static std::uint64_t MostWaiting(const policies::MosaicPolicy& mosaic) {
+    const policies::SegmentOptions& segments = mosaic.segments;
+    const std::uint64_t sinks = FullTiles(segments.sinks + kernels::kTileEntries - 1);
+    const std::uint64_t newest = segments.recent == 0 ? 0 : segments.recent + kernels::kTileEntries;
+    return segments.min_tokens + sinks + newest;
+  }
+
   // With memory and all jobs done, nothing waits without need.
   std::string CheckAllCompressed() {
     squeezed_.reset();
@@ -343,8 +353,7 @@ class CompactionProperty : public CompactionFixture, public testing::WithParamIn
                           });
       RunAll();
       if (told->times != 1 || !told->status.ok()) return "not told, or " + told->status.ToString();
-      const std::uint64_t most = known.policy.mosaic.has_value()
-                                     ? known.policy.mosaic->segments.min_tokens
+      const std::uint64_t most = known.policy.mosaic.has_value() ? MostWaiting(*known.policy.mosaic)
                                  : known.policy.summaries.has_value() ? kernels::kTileEntries
                                                                       : track.stamps.size() + 1;
       for (std::uint32_t lane = 0; lane < track.sequence->model().lanes(); ++lane) {

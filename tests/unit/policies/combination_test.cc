@@ -71,7 +71,10 @@ TEST(Combination, TwoSelections) {
             "policy, character 7: quest and select both decide what attention reads");
   EXPECT_EQ(ErrorOf("select:rate=.2,entries=3"),
             "policy, character 1: select: rate and entries are both given; give only one of them");
-  for (const char* option : {"select=.2", "select=0", "judge=logit", "first_block=1"}) {
+  EXPECT_EQ(ErrorOf("select:floor=64,entries=3"),
+            "policy, character 1: select: floor and entries are both given; floor is the least "
+            "budget by rate");
+  for (const char* option : {"select=.2", "select=0", "floor=64", "judge=logit", "first_block=1"}) {
     EXPECT_THAT(ErrorOf(Concat("select+mosaickv:", option)),
                 HasSubstr("is given, but the term select decides what attention reads"));
     EXPECT_THAT(ErrorOf(Concat("mosaickv:", option, "+quest")),
@@ -80,7 +83,7 @@ TEST(Combination, TwoSelections) {
 }
 
 TEST(Combination, TwoSummaries) {
-  for (const char* option : {"block=16", "block_variance=.5"}) {
+  for (const char* option : {"block=16", "block=4|8,block_variance=.5"}) {
     EXPECT_THAT(ErrorOf(Concat("mosaickv:", option, "+quest")),
                 HasSubstr("is given, but the term quest decides how blocks are summarized"));
     EXPECT_TRUE(ParsePolicy(Concat("mosaickv:", option, "+select:entries=64")).ok());
@@ -93,7 +96,8 @@ TEST(Combination, NothingIsSummedUpWhereNothingIsSelected) {
   EXPECT_EQ(all->mosaic->strategy.summary, Summary::kNone);
   EXPECT_TRUE(all->mosaic->strategy.blocks.empty());
   EXPECT_FALSE(all->selection.has_value());
-  for (const char* option : {"judge=share", "first_block=1", "block=4", "block_variance=1"}) {
+  for (const char* option :
+       {"floor=0", "judge=share", "first_block=1", "block=4", "block=4|8,block_variance=1"}) {
     EXPECT_THAT(ErrorOf(Concat("mosaickv:select=0,", option)),
                 HasSubstr("is given, but with select=0 attention reads everything"));
   }
@@ -102,7 +106,8 @@ TEST(Combination, NothingIsSummedUpWhereNothingIsSelected) {
 TEST(Combination, WhatChangesNothingBesideWhatElseIsGivenIsRefused) {
   for (const auto& [text, why] :
        {std::pair{"mosaickv:reorder=0,reorder_sample=64", "with reorder=0 no channels"},
-        {"mosaickv:block=8,block_variance=0.2", "block=8 leaves nothing to choose"}}) {
+        {"mosaickv:block=4,block_variance=0.2", "block=4 leaves nothing to choose"},
+        {"mosaickv:block_variance=0.2", "block=8 leaves nothing to choose"}}) {
     EXPECT_THAT(ParsePolicy(text).status().ToString(), HasSubstr(why));
   }
   for (const char* text : {"mosaickv:reorder=1,reorder_sample=64", "mosaickv:reorder=0",
@@ -124,7 +129,7 @@ TEST(Combination, QuestOnPackedRows) {
   const absl::StatusOr<Policy> policy =
       ParsePolicy("quest:page=8,tokens=100,dense_layers=1+mosaickv:keep=.5+int8");
   ASSERT_TRUE(policy.ok()) << policy.status();
-  EXPECT_EQ(policy->text, "mosaickv:keep=0.5+quest:page=8,tokens=96,dense_layers=1+int8");
+  EXPECT_EQ(policy->text, "mosaickv:keep=0.5+quest:page=8,tokens=96,dense_layers=1");
   ASSERT_TRUE(policy->mosaic.has_value());
   EXPECT_FALSE(policy->summaries.has_value());
   EXPECT_EQ(policy->mosaic->strategy.summary, Summary::kMinMax);

@@ -27,11 +27,17 @@ using testing::Not;
 // Other options that are needed so that the ends of this one are compatible.
 std::string Beside(const TermKind& kind, const Option& option) {
   static const std::map<std::string, std::string> kBeside = {
-      {"mosaickv keep", ",group=1"},           {"mosaickv truncate", ",keep=0.015625"},
-      {"mosaickv segment", ",min_segment=32"}, {"mosaickv pressed", ",keep=1"},
-      {"chunkkv tokens", ",window=1"},         {"snapkv tokens", ",window=1"},
-      {"pyramidkv tokens", ",window=1"},       {"lacache budget", ",sink=0"},
-      {"lacache overlap", ",span=1024"},       {"lacache sink", ",budget=128K"},
+      {"mosaickv keep", ",group=1"},
+      {"mosaickv truncate", ",keep=0.015625"},
+      {"mosaickv segment", ",min_segment=32"},
+      {"mosaickv pressed", ",keep=1"},
+      {"mosaickv block_variance", ",block=4|8"},
+      {"chunkkv tokens", ",window=1"},
+      {"snapkv tokens", ",window=1"},
+      {"pyramidkv tokens", ",window=1"},
+      {"lacache budget", ",sink=0"},
+      {"lacache overlap", ",span=1024"},
+      {"lacache sink", ",budget=128K"},
       {"streaming budget", ",sink=0"},
   };
   const auto found = kBeside.find(Concat(kind.name, " ", option.name));
@@ -165,15 +171,19 @@ TEST(Options, ListsAreShortAndNameEachOnce) {
 TEST(Options, DefaultsAreWhatIsMeantWhereNothingIsSaid) {
   ForEachOption([&](const TermKind& kind, const Option& option) {
     if (option.standard.empty()) return;
+    const std::string beside = Beside(kind, option);
     const absl::StatusOr<Policy> said =
-        ParsePolicy(Concat(kind.name, ":", option.name, "=", option.standard));
-    const absl::StatusOr<Policy> unsaid = ParsePolicy(kind.name);
+        ParsePolicy(Concat(kind.name, ":", option.name, "=", option.standard, beside));
+    const absl::StatusOr<Policy> unsaid =
+        ParsePolicy(beside.empty() ? std::string(kind.name)
+                                   : Concat(kind.name, ":", std::string_view(beside).substr(1)));
     ASSERT_TRUE(said.ok() && unsaid.ok()) << option.name << said.status() << unsaid.status();
     EXPECT_TRUE(Same(*said, *unsaid)) << option.name;
-    EXPECT_EQ(said->text, kind.name) << option.name;
+    EXPECT_EQ(said->text, unsaid->text) << option.name;
   });
-  Policy mosaic = {.mosaic = MosaicPolicy{},
-                   .selection = SelectionPolicy{.rule = {.rate = 0.1, .first_block = true}}};
+  Policy mosaic = {
+      .mosaic = MosaicPolicy{},
+      .selection = SelectionPolicy{.rule = {.rate = 0.1, .floor = 1024, .first_block = true}}};
   EXPECT_TRUE(Same(*ParsePolicy("mosaickv"), mosaic));
   Policy quest = {
       .summaries = SummaryPolicy{},

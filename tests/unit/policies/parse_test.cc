@@ -47,8 +47,9 @@ TEST(Parse, EveryOptionOfMosaicKvArrives) {
   const Policy policy = Parsed(
       "\n mosaickv: keep=50%|.25, group=2|1, loss_k=1%, loss_v=2%, truncate=.125, reorder=0, "
       "block=4|8, "
-      "block_variance=.75, segment=32K, min_segment=64, margin_k=.3, margin_v=.4, window=7, "
-      "select=.2, judge=logit, first_block=0, rotation=fp32 + fp8 \t\n");
+      "block_variance=.75, segment=32K, min_segment=64, sinks=5, recent=6, margin_k=.3, "
+      "margin_v=.4, "
+      "window=7, select=.2, floor=2K, judge=logit, first_block=0, rotation=fp32 + fp8 \t\n");
   ASSERT_TRUE(policy.mosaic.has_value() && policy.selection.has_value());
   EXPECT_FALSE(policy.dense());
   const kernels::StrategyOptions& strategy = policy.mosaic->strategy;
@@ -66,11 +67,14 @@ TEST(Parse, EveryOptionOfMosaicKvArrives) {
   const SegmentOptions& segments = policy.mosaic->segments;
   EXPECT_EQ(segments.tokens, 32768u);
   EXPECT_EQ(segments.min_tokens, 64u);
+  EXPECT_EQ(segments.sinks, 5u);
+  EXPECT_EQ(segments.recent, 6u);
   EXPECT_EQ(segments.loss_window, 7u);
   EXPECT_EQ(segments.margin.key, 0.3);
   EXPECT_EQ(segments.margin.value, 0.4);
   EXPECT_EQ(policy.selection->rule.rate, 0.2);
   EXPECT_EQ(policy.selection->rule.entries, 0u);
+  EXPECT_EQ(policy.selection->rule.floor, 2048u);
   EXPECT_EQ(policy.selection->rule.judge, kernels::SelectionRule::Judge::kLogit);
   EXPECT_FALSE(policy.selection->rule.first_block);
   EXPECT_EQ(policy.selection->dense_layers, 0u);
@@ -89,9 +93,10 @@ TEST(Parse, ValueTypesArrive) {
 
 TEST(Parse, SelectionAloneArrives) {
   const SelectionPolicy by_rate =
-      *Parsed("select:rate=5%,judge=logit,heads=each,dense_layers=3").selection;
+      *Parsed("select:rate=5%,floor=64,judge=logit,heads=each,dense_layers=3").selection;
   EXPECT_EQ(by_rate.rule.rate, 0.05);
   EXPECT_EQ(by_rate.rule.entries, 0u);
+  EXPECT_EQ(by_rate.rule.floor, 64u);
   EXPECT_EQ(by_rate.rule.judge, kernels::SelectionRule::Judge::kLogit);
   EXPECT_TRUE(by_rate.rule.first_block);
   EXPECT_TRUE(by_rate.rule.each_head);
@@ -100,6 +105,7 @@ TEST(Parse, SelectionAloneArrives) {
   EXPECT_TRUE(by_entries.dense());
   EXPECT_EQ(by_entries.selection->rule.entries, 1048576u);
   EXPECT_EQ(by_entries.selection->rule.rate, 1);
+  EXPECT_EQ(by_entries.selection->rule.floor, 0u);
   EXPECT_FALSE(by_entries.selection->rule.first_block);
   EXPECT_FALSE(by_entries.selection->rule.each_head);
   EXPECT_EQ(by_entries.selection->dense_layers, 0u);
@@ -152,11 +158,24 @@ TEST(Parse, EveryOptionOfTokenPoliciesArrives) {
   EXPECT_EQ(std::get<StreamingPolicy>(*Parsed("streaming:budget=10").tokens).newest(), 6u);
 }
 
+// What the papers say, where the defaults are others.
+TEST(Parse, ThePapersSettingsOfMosaicKv) {
+  const Policy paper = Parsed("mosaickv:truncate=0.25,block=4|8|16,sinks=0,recent=0,floor=0+bf16");
+  EXPECT_EQ(paper.text, "mosaickv:truncate=0.25,block=4|8|16,sinks=0,recent=0,floor=0+bf16");
+  EXPECT_THAT(paper.mosaic->strategy.blocks, ElementsAre(4u, 8u, 16u));
+  EXPECT_EQ(paper.mosaic->strategy.values, kernels::ValueType::kBf16);
+  EXPECT_EQ(paper.mosaic->segments.sinks, 0u);
+  EXPECT_EQ(paper.mosaic->segments.recent, 0u);
+  EXPECT_EQ(paper.selection->rule, (kernels::SelectionRule{.rate = 0.1, .first_block = true}));
+}
+
 TEST(Parse, CanonicalText) {
   const auto text = [](std::string_view spelt) { return Parsed(spelt).text; };
   EXPECT_EQ(text("fp8 + mosaickv : rotation=fp32 , keep=50% | 12.5%"),
             "mosaickv:keep=0.125|0.5,rotation=fp32+fp8");
-  EXPECT_EQ(text("mosaickv:keep=0.125|25%|0.375+bf16"), "mosaickv");
+  EXPECT_EQ(text("mosaickv:keep=0.125|25%|0.375+int8"), "mosaickv");
+  EXPECT_EQ(text("bf16+mosaickv"), "mosaickv+bf16");
+  EXPECT_EQ(text("mosaickv+select:floor=64"), "mosaickv:floor=64");
   EXPECT_EQ(text("mosaickv:loss_k=33.3%"), "mosaickv:loss_k=0.333");
   EXPECT_EQ(text("mosaickv:segment=32768,min_segment=8K"), "mosaickv:segment=32K,min_segment=8192");
   EXPECT_EQ(text("quest:tokens=2M"), "quest:tokens=2M");

@@ -16,10 +16,10 @@ inline auto FieldsOf(const MosaicPolicy& mosaic) {
   const auto& [strategy, segments, pressed] = mosaic;
   const auto& [kept, groups, threshold, truncated, reorder, summary, blocks, block_variance, values,
                rotation_type, sampled_rows, trial_rows, reorder_rows] = strategy;
-  const auto& [tokens, min_tokens, recent, loss_window, margin] = segments;
+  const auto& [tokens, min_tokens, sinks, recent, loss_window, margin] = segments;
   return std::tuple_cat(std::tie(kept, groups, truncated, reorder, summary, blocks, block_variance,
                                  values, rotation_type, sampled_rows, trial_rows, reorder_rows,
-                                 tokens, min_tokens, recent, loss_window, pressed),
+                                 tokens, min_tokens, sinks, recent, loss_window, pressed),
                         FieldsOf(threshold), FieldsOf(margin));
 }
 

@@ -20,7 +20,7 @@ namespace {
 
 using testing::HasSubstr;
 
-constexpr char kPacked[] = "+mosaickv:min_segment=32,segment=64,select=0";
+constexpr char kPacked[] = "+mosaickv:sinks=0,recent=0,min_segment=32,segment=64,select=0";
 
 class PolicyChanges : public CompactorTest {
  protected:

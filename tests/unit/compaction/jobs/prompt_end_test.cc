@@ -250,7 +250,8 @@ TEST_F(PromptEnd, ALongSealThatIsCutGoesOnFromThere) {
 // Warned when the policy is set, not when memory has run out.
 TEST_F(PromptEnd, SegmentsThatAreLargerThanTheirRowsAreWarnedOf) {
   policies::Policy policy = SmallMosaic();
-  policy.mosaic->segments = {.tokens = 256, .min_tokens = 256, .loss_window = 64};
+  policy.mosaic->segments = {
+      .tokens = 256, .min_tokens = 256, .sinks = 0, .recent = 0, .loss_window = 64};
   NewTrack(policy);
   EXPECT_EQ(LinesWith(kShortSegments), 0) << "16 KiB of rotations beside 64 KiB of rows";
   policy.mosaic->segments.min_tokens = 32;

@@ -161,9 +161,9 @@ TEST_F(TokenJobs, KeysAreTurnedBackOnlyFromWhereTheirTokensStand) {
 }
 
 TEST_F(TokenJobs, ALaneThatIsCutWhileItIsChosenFromIsLookedAtAgain) {
-  for (const char* text :
-       {"streaming:sink=2,recent=40", "streaming:sink=2,recent=40,pos=slot",
-        "streaming:sink=2,recent=40+mosaickv:min_segment=32,segment=64,select=0"}) {
+  for (const char* text : {"streaming:sink=2,recent=40", "streaming:sink=2,recent=40,pos=slot",
+                           "streaming:sink=2,recent=40+mosaickv:sinks=0,recent=0,min_segment=32,"
+                           "segment=64,select=0"}) {
     SCOPED_TRACE(text);
     CallbackClock clock;
     Compactor compactor({.scheduler = &scheduler_,
@@ -334,8 +334,8 @@ TEST_F(TokenJobs, ASequenceThatWasCutGoesOn) {
 }
 
 TEST_F(TokenJobs, TilesGrowOneSegmentThoughOthersLoseEntries) {
-  Track track =
-      NewTrack(Policy("streaming:sink=4,recent=640+mosaickv:min_segment=64,segment=128,select=0"));
+  Track track = NewTrack(Policy(
+      "streaming:sink=4,recent=640+mosaickv:sinks=0,recent=0,min_segment=64,segment=128,select=0"));
   Append(track, 640, 1, /*end_of_prompt=*/true);
   RunAll();
   for (int tile = 0; tile < 40; ++tile) {

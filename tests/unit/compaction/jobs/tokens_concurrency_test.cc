@@ -32,7 +32,7 @@ constexpr std::uint64_t kRecent = 70;
 const char* const kPolicies[] = {
     "streaming:sink=3,recent=70",
     "streaming:sink=3,recent=70+quest",
-    "streaming:sink=3,recent=70+mosaickv:min_segment=32,segment=64,select=0",
+    "streaming:sink=3,recent=70+mosaickv:sinks=0,recent=0,min_segment=32,segment=64,select=0",
     "lacache:budget=90,span=1,sink=3",
 };
 constexpr std::size_t kSequences = std::size(kPolicies);

@@ -26,7 +26,7 @@ const char* const kPolicies[] = {
     "streaming:sink=3,recent=60",
     "streaming:sink=0,recent=1",
     "streaming:sink=4,recent=40+quest",
-    "streaming:sink=4,recent=90+mosaickv:min_segment=32,segment=64,select=0",
+    "streaming:sink=4,recent=90+mosaickv:sinks=0,recent=0,min_segment=32,segment=64,select=0",
     "streaming:sink=4,recent=40,pos=slot",
     "lacache:budget=48,span=2,overlap=1,sink=2",
     "lacache:budget=64,span=2,sink=2,map=band,pass=uniform",
@@ -34,7 +34,8 @@ const char* const kPolicies[] = {
     "h2o:heavy=20,recent=12",
     "tova:budget=30",
     "snapkv:budget=0.4,window=4,kernel=3",
-    "snapkv:tokens=24,window=4,kernel=3+mosaickv:min_segment=32,segment=64,select=0",
+    "snapkv:tokens=24,window=4,kernel=3+mosaickv:sinks=0,recent=0,min_segment=32,segment=64,select="
+    "0",
     "chunkkv:chunk=4,window=4,budget=0.5,reuse=2",
     "semanticache:sink=2,recent=4,max_chunk=16",
     "semanticache:sink=2,recent=4,max_chunk=16,delimiters=0",

@@ -139,9 +139,10 @@ TEST_P(OpenSteps, APolicySetAmidAStepCountsNoDrafts) {
 
 INSTANTIATE_TEST_SUITE_P(
     Policies, OpenSteps,
-    testing::Values("streaming:sink=0,recent=32", "streaming:sink=4,recent=40",
-                    "lacache:budget=32,span=1,overlap=0,sink=0", "streaming:sink=4,recent=40+quest",
-                    "streaming:sink=4,recent=40+mosaickv:min_segment=32,segment=64,select=0"),
+    testing::Values(
+        "streaming:sink=0,recent=32", "streaming:sink=4,recent=40",
+        "lacache:budget=32,span=1,overlap=0,sink=0", "streaming:sink=4,recent=40+quest",
+        "streaming:sink=4,recent=40+mosaickv:sinks=0,recent=0,min_segment=32,segment=64,select=0"),
     [](const auto& instance) { return std::to_string(instance.index); });
 
 TEST(UncommittedStep, EndsWithWhatComesBehindIt) {

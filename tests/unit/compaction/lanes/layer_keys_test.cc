@@ -115,7 +115,8 @@ TEST_P(LayerKeysTest, AreRowsAsTheyCameOrWhatWasKeptOfThem) {
   policy.mosaic->strategy.kept = {0.5};
   policy.mosaic->strategy.groups = {1};
   policy.mosaic->strategy.threshold = {.key = 1, .value = 1};
-  policy.mosaic->segments = {.tokens = 512, .min_tokens = 64, .loss_window = 64};
+  policy.mosaic->segments = {
+      .tokens = 512, .min_tokens = 64, .sinks = 0, .recent = 0, .loss_window = 64};
   ASSERT_TRUE(compactor_.SetPolicy(*sequence, policy).ok());
   ASSERT_NO_FATAL_FAILURE(Append(*sequence, 100));
   Compress(sequence);

@@ -15,7 +15,8 @@ namespace {
 
 constexpr std::uint64_t kSegment = 64;
 const std::string kPacked =
-    "+mosaickv:keep=0.25,group=1,loss_k=1,loss_v=1,min_segment=32,segment=64,select=0";
+    "+mosaickv:sinks=0,recent=0,keep=0.25,group=1,loss_k=1,loss_v=1,min_segment=32,segment=64,"
+    "select=0";
 // Decides once, at a prompt's end. `kMerges` leaves fewer entries than tokens, `kLeavesAll` as
 // many.
 const std::string kMerges = "semanticache:delimiters=0,tau=0.3,sink=2,recent=4,max_chunk=16";

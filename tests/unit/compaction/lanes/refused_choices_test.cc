@@ -19,7 +19,7 @@ namespace {
 using testing::Each;
 using testing::HasSubstr;
 
-constexpr char kPacked[] = "+mosaickv:min_segment=64,segment=256,select=0";
+constexpr char kPacked[] = "+mosaickv:sinks=0,recent=0,min_segment=64,segment=256,select=0";
 
 class RefusedChoices : public CompactorTest {
  protected:

@@ -24,7 +24,8 @@ class SegmentLimit : public CompactorTest {
 
 TEST_F(SegmentLimit, ALaneThatReachedItGrowsOnAndKeepsNoRawCopies) {
   policies::Policy often = SmallMosaic();
-  often.mosaic->segments = {.tokens = kCut, .min_tokens = kCut, .loss_window = kCut};
+  often.mosaic->segments = {
+      .tokens = kCut, .min_tokens = kCut, .sinks = 0, .recent = 0, .loss_window = kCut};
   Track track = NewTrack(often);
   const std::uint64_t nearly = (kMostSegments - 4) * kCut;
   while (track.stamps.size() < nearly) {

@@ -250,7 +250,7 @@ TEST_F(SlotPositions, MemoryThatRunsOutInBetweenMovesNobody) {
 TEST_F(SlotPositions, NothingMovesWhereAnythingIsPacked) {
   for (const int sealed : {1, 3, 8}) {
     SCOPED_TRACE(sealed);
-    Track track = NewTrack(Policy("mosaickv:min_segment=32,segment=64"));
+    Track track = NewTrack(Policy("mosaickv:sinks=0,recent=0,min_segment=32,segment=64"));
     Append(track, 128, 1, /*end_of_prompt=*/true);
     for (int job = 0; job < sealed; ++job) scheduler_.RunNext();
     Track fork = Fork(track);
@@ -307,7 +307,8 @@ TEST_F(SlotPositions, KeysStayUsableHoweverLargeTheyAre) {
                                     std::pair{kernels::ElementType::kFp32, -9.2e18f}}) {
     for (const char* text :
          {kStreaming, "semanticache:delimiters=0,key_space=pre,tau=0.1,sink=2,recent=4",
-          "semanticache:delimiters=0,key_space=pre,tau=0.1+mosaickv:min_segment=32,segment=64"}) {
+          "semanticache:delimiters=0,key_space=pre,tau=0.1+mosaickv:sinks=0,recent=0,min_segment="
+          "32,segment=64"}) {
       SCOPED_TRACE(std::string(kernels::ElementName(type)) + " " + text);
       cache::ModelSpec spec = cache::SmallModel(kernels::ElementName(type), 1, 1, type);
       spec.rope_theta = 10000;
