@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "client/api/worker_access.h"
 #include "client/bench/bench.h"
 #include "client/bench/gauge.h"
 #include "client/bench/workload/synthetic.h"
@@ -23,7 +24,7 @@ constexpr SyntheticShape kShape = {.layers = 4, .query_heads = 1, .kv_heads = 1,
 // What tiles take in the tenant's pool at this moment, by its own gauge: those that wait to be
 // thinned out, and replaced ones that wait for readers, are held too.
 absl::StatusOr<double> HeldNow(client::Worker& worker) {
-  const absl::StatusOr<v1::StatsResponse> stats = worker.Stats();
+  const absl::StatusOr<v1::StatsResponse> stats = client::StatsMessage(worker);
   if (!stats.ok()) return stats.status();
   return static_cast<double>(UsedBytes(stats->tenants(0), "tiles"));
 }
@@ -89,7 +90,8 @@ absl::Status Generate(const Way& way, std::uint64_t tokens, client::Worker& work
     (begins ? early : late).push_back(*held);
   }
   if (absl::Status status = sequence->Compress().status(); !status.ok()) return status;
-  const absl::StatusOr<v1::DescribeResponse> described = sequence->Describe(/*lanes=*/true);
+  const absl::StatusOr<v1::DescribeResponse> described =
+      client::DescribeMessage(*sequence, client::Detail::kLanes);
   if (!described.ok()) return described.status();
   // At rest: how many full tiles wait at a moment depends on who else wants the processor.
   report.Add({.name = way.name,

@@ -164,8 +164,8 @@ class Evaluation::Session final : public UnitRunner {
     return prompt;
   }
 
-  // By what a policy asks for: a fork of the prompt that has been shown it, and is not compressed.
-  using Shown = std::map<std::string, client::Sequence>;
+  // By the needs of a policy: a fork of the prompt that has observed them, and is not compressed.
+  using Shown = std::vector<std::pair<client::PolicyNeeds, client::Sequence>>;
 
   // A fork under this policy that has seen what it asks for. What many policies ask for is found
   // once.
@@ -173,14 +173,14 @@ class Evaluation::Session final : public UnitRunner {
                                                   client::Sequence& whole, Shown& shown) {
     absl::StatusOr<client::Sequence> fork = whole.Fork(policy);
     if (!fork.ok()) return fork.status();
-    const std::string needs = fork->needs().SerializeAsString();
-    if (needs.empty()) return fork;
-    if (const auto found = shown.find(needs); found != shown.end()) {
-      return found->second.Fork(policy);
+    const client::PolicyNeeds needs = fork->needs();
+    if (needs == client::PolicyNeeds()) return fork;
+    for (auto& [known, sequence] : shown) {
+      if (known == needs) return sequence.Fork(policy);
     }
     if (absl::Status status = Show(prompt, *fork); !status.ok()) return status;
     absl::StatusOr<client::Sequence> next = fork->Fork();
-    if (next.ok()) shown.emplace(needs, *std::move(fork));
+    if (next.ok()) shown.emplace_back(needs, *std::move(fork));
     return next;
   }
 
@@ -191,9 +191,9 @@ class Evaluation::Session final : public UnitRunner {
     if (!sequence.ok()) return sequence.status();
     absl::Status status = sequence->Compress().status();
     if (!status.ok()) return status;
-    const absl::StatusOr<v1::DescribeResponse> described = sequence->Describe();
+    const absl::StatusOr<client::SequenceDescription> described = sequence->Describe();
     if (!described.ok()) return described.status();
-    return Fork{policy, *std::move(sequence), described->bytes_kept()};
+    return Fork{policy, *std::move(sequence), described->bytes_kept};
   }
 
   // The question, and the answer, of all forks in the same steps.

@@ -26,7 +26,8 @@ absl::StatusOr<client::Sequence> ComputeHead(const Model& model, client::Worker&
 }
 
 absl::StatusOr<client::Sequence> FindHead(client::Worker& worker, const client::Model& registered,
-                                          const SharedPrompt& prompt, ComputationId& computes) {
+                                          const SharedPrompt& prompt,
+                                          client::ComputationId& computes) {
   const absl::StatusOr<client::PrefixMatch> match =
       worker.Match(registered, {.policy = prompt.policy,
                                 .tokens = prompt.tokens.first(prompt.head),
@@ -51,7 +52,7 @@ absl::StatusOr<StartedPrompt> PrefillShared(const Model& model, client::Worker& 
                                              prompt.tokens.size(),
                                              " tokens; it has at least one, and leaves one"));
   }
-  ComputationId computes;
+  client::ComputationId computes;
   absl::StatusOr<client::Sequence> sequence = FindHead(worker, registered, prompt, computes);
   if (!sequence.ok()) return sequence.status();
   const bool found = sequence->valid();

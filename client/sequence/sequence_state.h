@@ -11,13 +11,14 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "client/error/error_info.h"
 #include "client/mapped/tails.h"
 #include "client/observe/observer.h"
-#include "daemon/base/ids.h"
+#include "client/session/bound_model.h"
 #include "daemon/base/strings.h"
 #include "kernels/dispatch/attend.h"
 #include "kernels/format/lane_view.h"
-#include "tessera/model.h"
+#include "tessera/ids.h"
 #include "tessera/v1/form.pb.h"
 
 namespace tessera::client {
@@ -119,9 +120,11 @@ class SequenceUse {
       return absl::NotFoundError(Concat(state->id.ToString(), " was freed or handed over"));
     }
     if (state->in_use.exchange(true, std::memory_order_acquire)) {
-      return absl::FailedPreconditionError(
-          Concat(state->id.ToString(), " is in use by a step or another call; a sequence takes ",
-                 "one at a time"));
+      return WithCause(
+          absl::FailedPreconditionError(
+              Concat(state->id.ToString(),
+                     " is in use by a step or another call; a sequence takes ", "one at a time")),
+          ErrorCause::kSequenceBusy);
     }
     return SequenceUse(state);
   }

@@ -12,6 +12,9 @@
 #include <tuple>
 #include <vector>
 
+#include "client/api/worker_access.h"
+#include "client/sequence/sequence_state.h"
+#include "client/session/kernel_types.h"
 #include "daemon/base/strings.h"
 #include "tests/e2e/tokens/token_lanes.h"
 
@@ -45,7 +48,8 @@ class Composition : public Tokens, public testing::WithParamInterface<std::tuple
     const client::PolicySelection selection = client::FromProto(held.selection());
     const auto query = truth.Query(layer, truth.tokens() - 1);
     const auto selected =
-        mapped_->Select(layer, {.sequence = &sequence, .query = BytesOf(query)}, selection.rule);
+        client::SelectMessage(*mapped_, layer, {.sequence = &sequence, .query = BytesOf(query)},
+                              client::FromKernels(selection.rule));
     ASSERT_TRUE(selected.ok()) << selected.status();
     for (const v1::HeadSelection& head : selected->heads()) {
       Positions read;
@@ -108,7 +112,7 @@ class Composition : public Tokens, public testing::WithParamInterface<std::tuple
   }
   std::vector<float> Attend(client::Worker& worker, client::Sequence& sequence,
                             const SyntheticSequence& truth, std::uint32_t layer,
-                            const std::optional<kernels::SelectionRule>& rule) {
+                            const std::optional<client::SelectionRule>& rule) {
     std::vector<float> output(shape_.query_row());
     const auto query = truth.Query(layer, truth.tokens() - 1);
     const client::AttendQuery asked[] = {
@@ -120,7 +124,7 @@ class Composition : public Tokens, public testing::WithParamInterface<std::tuple
   // Merged rows are means of rows that nobody names: the same policy without a form has the same.
   void ExpectLikePlain(client::Sequence& sequence, client::Sequence& plain,
                        const SyntheticSequence& truth, const Form& form) {
-    const kernels::SelectionRule all = {.rate = 1};
+    const client::SelectionRule all = {.rate = 1};
     for (std::uint32_t layer = 0; layer < shape_.layers; ++layer) {
       const std::vector<float> expected = Attend(*mapped_, plain, truth, layer, all);
       for (client::Worker* worker : {mapped_.get(), remote_.get()}) {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "client/api/worker_access.h"
 #include "tests/unit/client/decoder.h"
 
 namespace tessera::client {
@@ -215,7 +216,7 @@ TEST(Step, RefusesWhatDoesNotFit) {
   EXPECT_TRUE(absl::IsInvalidArgument(small));
   EXPECT_NE(small.ToString().find("key has 254 bytes"), std::string::npos) << small;
   StepTensors tensors = rows.tensors();
-  tensors.output_type = kernels::ElementType::kFp16;
+  tensors.output_type = ElementType::kFp16;
   EXPECT_TRUE(absl::IsInvalidArgument(step->AppendAndAttend(0, tensors)));
   tensors = rows.tensors();
   tensors.lse = tensors.lse.first(3);
@@ -435,7 +436,7 @@ TEST(Step, AChangeByAnotherWorkerIsTold) {
   for (int i = 0; i < 40; ++i) TESSERA_ASSERT_OK(decoder.RunStep(track));
   {
     absl::StatusOr<std::unique_ptr<Worker>> other =
-        Worker::Attach({.address = "fake:daemon"}, decoder.daemon->NewConnector());
+        AttachWith({.address = "fake:daemon"}, {}, decoder.daemon->NewConnector());
     TESSERA_ASSERT_OK(other.status());
     absl::StatusOr<Model> model = (*other)->RegisterModel(decoder.model.geometry());
     TESSERA_ASSERT_OK(model.status());
@@ -458,7 +459,7 @@ TEST(Step, HandsASequenceOverToAnotherWorker) {
   decoder.Prefill(track, 50);
   TESSERA_ASSERT_OK(decoder.RunStep(track));
   absl::StatusOr<std::unique_ptr<Worker>> other =
-      Worker::Attach({.address = "fake:daemon"}, decoder.daemon->NewConnector());
+      AttachWith({.address = "fake:daemon"}, {}, decoder.daemon->NewConnector());
   TESSERA_ASSERT_OK(other.status());
   absl::StatusOr<Model> model = (*other)->RegisterModel(decoder.model.geometry());
   TESSERA_ASSERT_OK(model.status());
