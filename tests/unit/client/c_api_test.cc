@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <fstream>
 #include <sstream>
 #include <string>
@@ -18,7 +19,11 @@ namespace {
 TEST(CApi, CompilesAsCAndFillsItsStructs) {
   EXPECT_TRUE(InitializersAreRight());
   EXPECT_TRUE(VersionsAgree());
+  // Programs that know only `code` and `message` have an error of this size.
   EXPECT_EQ(sizeof(tessera_error), 1024u);
+  EXPECT_EQ(offsetof(tessera_error, message), 4u);
+  EXPECT_EQ(offsetof(tessera_error, cause), 1012u);
+  EXPECT_EQ(offsetof(tessera_error, retry_after_ms), 1016u);
 }
 
 TEST(CApi, TellsDelimitersByTheirTexts) {

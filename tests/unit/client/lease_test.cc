@@ -118,6 +118,7 @@ TEST(Lease, LossUnmapsEverythingAtOnceAndNamesTheReason) {
         attached.worker->BeginStep(batch).status(), sequence->Truncate(0),
         attached.worker->Stats().status(), sequence->Describe().status()}) {
     EXPECT_TRUE(absl::IsUnavailable(status)) << status;
+    EXPECT_EQ(GetErrorInfo(status).cause, ErrorCause::kLeaseLost) << status;
     EXPECT_NE(status.ToString().find("the power is going"), std::string::npos) << status;
   }
   EXPECT_FALSE(step->open());

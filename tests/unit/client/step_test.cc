@@ -185,7 +185,9 @@ TEST(Step, EndHasTheLastWordOnAStepThatWasRevoked) {
     LayerRows rows(random, track.history.model(), layer, 1);
     EXPECT_TRUE(absl::IsAborted(step->AppendAndAttend(layer, rows.tensors())));
   }
-  EXPECT_TRUE(absl::IsAborted(step->End()));
+  const absl::Status ended = step->End();
+  EXPECT_TRUE(absl::IsAborted(ended));
+  EXPECT_EQ(GetErrorInfo(ended).cause, ErrorCause::kPinRevoked);
   TESSERA_ASSERT_OK(decoder.RunStep(track));
 }
 
@@ -245,7 +247,9 @@ TEST(Step, SixtyFourMayBeInFlightAndNoMore) {
   }
   EXPECT_EQ(decoder.daemon->pins(), 64u);
   Sequence* last[] = {&tracks[64].sequence};
-  EXPECT_TRUE(absl::IsResourceExhausted(decoder.worker->BeginStep(last).status()));
+  const absl::Status no_slot = decoder.worker->BeginStep(last).status();
+  EXPECT_TRUE(absl::IsResourceExhausted(no_slot));
+  EXPECT_EQ(GetErrorInfo(no_slot).cause, ErrorCause::kReaderSlots);
   steps.pop_back();
   EXPECT_TRUE(decoder.worker->BeginStep(last).ok());
 }
@@ -261,6 +265,7 @@ TEST(Step, AFullRingWaitsForTheDaemonAndThenSaysSo) {
   const std::uint64_t wakes = decoder.daemon->wakes();
   const absl::Status status = decoder.RunStep(track, {.timeout = std::chrono::milliseconds(40)});
   EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;
+  EXPECT_EQ(GetErrorInfo(status).cause, ErrorCause::kTailRingFull);
   EXPECT_NE(status.ToString().find("tail ring"), std::string::npos);
   EXPECT_NE(status.ToString().find("128 tokens"), std::string::npos) << status;
   EXPECT_EQ(decoder.daemon->ring_full_waits(), 1u);
