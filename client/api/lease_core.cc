@@ -6,6 +6,7 @@
 #include <random>
 #include <utility>
 
+#include "client/error/error_info.h"
 #include "daemon/base/random.h"
 #include "daemon/base/strings.h"
 #include "kernels/dispatch/implementation.h"
@@ -30,7 +31,11 @@ bool IsPermanent(const absl::Status& status) {
 }
 
 absl::Status Prefixed(const absl::Status& status, const std::string& prefix) {
-  return absl::Status(status.code(), Concat(prefix, AsStringView(status.message())));
+  return WithMessage(status, Concat(prefix, AsStringView(status.message())));
+}
+
+absl::Status LeaseLost(const std::string& message) {
+  return WithCause(absl::UnavailableError(message), ErrorCause::kLeaseLost);
 }
 
 // An attachment that did not come about: its stream is ended, not left to whoever destroys it.
@@ -44,22 +49,24 @@ void EndStream(AttachStream& stream) {
 
 }  // namespace
 
-Core::Core(AttachOptions options, std::unique_ptr<Connector> connector)
+Core::Core(AttachOptions options, const Environment& environment,
+           std::unique_ptr<Connector> connector)
     : options_(std::move(options)),
       connector_(std::move(connector)),
-      system_sleeper_(std::make_unique<SystemSleeper>()) {
-  surroundings_.clock = options_.clock != nullptr ? options_.clock : &system_clock_;
-  surroundings_.sleeper = options_.sleeper != nullptr ? options_.sleeper : system_sleeper_.get();
-  surroundings_.gpus = options_.gpus != nullptr ? options_.gpus : &GpuPlatform::System();
-  surroundings_.implementation = options_.implementation.empty()
-                                     ? &kernels::BestImplementation()
-                                     : kernels::FindImplementation(options_.implementation);
+      system_sleeper_(std::make_unique<SystemSleeper>()),
+      environment_(environment) {
+  if (environment_.clock == nullptr) environment_.clock = &system_clock_;
+  if (environment_.sleeper == nullptr) environment_.sleeper = system_sleeper_.get();
+  if (environment_.gpus == nullptr) environment_.gpus = &GpuPlatform::System();
+  environment_.implementation = options_.implementation.empty()
+                                    ? &kernels::BestImplementation()
+                                    : kernels::FindImplementation(options_.implementation);
 }
 
 Core::~Core() { Detach(); }
 
 absl::Status Core::Attach() {
-  const kernels::Implementation* implementation = surroundings_.implementation;
+  const kernels::Implementation* implementation = environment_.implementation;
   if (implementation == nullptr || !kernels::ImplementationSupported(*implementation)) {
     return absl::InvalidArgumentError(Concat("implementation \"", options_.implementation, "\": ",
                                              implementation == nullptr
@@ -138,8 +145,8 @@ void Core::LoseSession(const absl::Status& why) {
     if (!detached) {
       const std::string cause =
           why.ok() ? "the daemon ended the session" : std::string(AsStringView(why.message()));
-      lost_ = absl::UnavailableError(Concat("the lease of ", session->id().ToString(), " at ",
-                                            options_.address, " is lost: ", cause));
+      lost_ = LeaseLost(Concat("the lease of ", session->id().ToString(), " at ", options_.address,
+                               " is lost: ", cause));
     }
     reason = lost_;
   }
@@ -154,7 +161,7 @@ void Core::LoseSession(const absl::Status& why) {
 }
 
 Core::Outcome Core::AttachNow(Order order) {
-  const Clock::TimePoint begun = surroundings_.clock->Now();
+  const Clock::TimePoint begun = environment_.clock->Now();
   std::mt19937_64 random(NewSecret64());
   std::uniform_real_distribution<double> jitter(0.5, 1.0);
   Clock::Duration backoff = options_.reattach.first_backoff;
@@ -167,7 +174,7 @@ Core::Outcome Core::AttachNow(Order order) {
     }
     const Clock::Duration pause =
         std::chrono::duration_cast<Clock::Duration>(backoff * jitter(random));
-    if (surroundings_.clock->Now() + pause - begun > options_.reattach.give_up_after) {
+    if (environment_.clock->Now() + pause - begun > options_.reattach.give_up_after) {
       outcome.status = Prefixed(
           outcome.status,
           Concat("gave up after ", outcome.report.attempts, " attempts in ",
@@ -190,7 +197,7 @@ bool Core::Pause(Clock::Duration duration) {
       if (stopping_) return false;
     }
     const Clock::Duration slice = std::min(duration, kPauseSlice);
-    surroundings_.sleeper->Sleep(slice);
+    environment_.sleeper->Sleep(slice);
     duration -= slice;
   }
   return true;
@@ -258,7 +265,7 @@ absl::StatusOr<std::unique_ptr<MappedMemory>> Core::OpenDoor(Transport& transpor
   std::unique_ptr<Gpu> gpu;
   if (!welcome.device_uuid().empty()) {
     absl::StatusOr<std::unique_ptr<Gpu>> opened =
-        Gpu::Open(*surroundings_.gpus, welcome.device_uuid());
+        Gpu::Open(*environment_.gpus, welcome.device_uuid());
     if (!opened.ok()) return opened.status();
     gpu = *std::move(opened);
   }
@@ -303,7 +310,7 @@ absl::Status Core::OpenSession(ReattachReport& report) {
   auto session = std::make_shared<Session>(Session::Options{.serial = serial,
                                                             .address = options_.address,
                                                             .rpc_timeout = options_.rpc_timeout,
-                                                            .surroundings = &surroundings_,
+                                                            .environment = &environment_,
                                                             .on_draining = options_.on_draining},
                                            *welcome, std::move(transport), stream, std::move(door));
   absl::Status bound = BindModels(*session);
@@ -406,7 +413,7 @@ void Core::Detach() {
   std::shared_ptr<Session> session;
   {
     MutexLock lock(mutex_);
-    if (!stopping_) lost_ = absl::UnavailableError("the worker has detached");
+    if (!stopping_) lost_ = LeaseLost("the worker has detached");
     stopping_ = true;
     session = session_;
     if (opening_ != nullptr) opening_->Cancel();

@@ -16,6 +16,8 @@
 #include "absl/status/statusor.h"
 #include "client/rpc/transport.h"
 #include "client/sequence/sequence_state.h"
+#include "client/session/bound_model.h"
+#include "client/session/environment.h"
 #include "client/session/session.h"
 #include "daemon/base/mutex.h"
 #include "daemon/base/rate_limit.h"
@@ -26,7 +28,7 @@ namespace tessera::client {
 
 class Core {
  public:
-  Core(AttachOptions options, std::unique_ptr<Connector> connector);
+  Core(AttachOptions options, const Environment& environment, std::unique_ptr<Connector> connector);
   ~Core();
 
   // The first attachment: one attempt.
@@ -71,7 +73,7 @@ class Core {
   const std::unique_ptr<Connector> connector_;
   SystemClock system_clock_;
   std::unique_ptr<Sleeper> system_sleeper_;
-  Environment surroundings_;
+  Environment environment_;
 
   mutable Mutex mutex_;
   CondVar changed_;

@@ -1,28 +1,38 @@
 #include "tessera/sequence.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
+#include "client/api/answers.h"
 #include "client/api/lease_core.h"
+#include "client/api/worker_access.h"
+#include "client/error/error_info.h"
 #include "client/sequence/bulk_append.h"
-#include "client/sequence/sequence_state.h"
+#include "client/sequence/compression.h"
+#include "client/sequence/policy_compression.h"
+#include "client/sequence/sequence_access.h"
 #include "client/session/session.h"
-#include "daemon/base/check.h"
+#include "daemon/base/strings.h"
 #include "kernels/dispatch/implementation.h"
 
 namespace tessera::client {
 
 namespace {
 
-// What nearly every call needs: the session, and the sequence to itself.
+// Nearly every call needs the session, and exclusive use of the sequence.
 struct Hold {
   std::shared_ptr<Session> session;
   SequenceUse use;
 };
 
-absl::StatusOr<Hold> Take(const std::shared_ptr<Core>& core,
+absl::Status EmptyHandle(std::string_view call) {
+  return BadArgument(call, "the sequence is an empty handle (default-constructed or moved from)");
+}
+
+absl::StatusOr<Hold> Take(std::string_view call, const std::shared_ptr<Core>& core,
                           const std::shared_ptr<SequenceState>& state) {
-  TESSERA_CHECK(state != nullptr, "a call through an empty sequence handle");
+  if (state == nullptr) return EmptyHandle(call);
   absl::StatusOr<SequenceUse> use = SequenceUse::Take(state);
   if (!use.ok()) return use.status();
   absl::StatusOr<std::shared_ptr<Session>> session = core->session();
@@ -30,13 +40,19 @@ absl::StatusOr<Hold> Take(const std::shared_ptr<Core>& core,
   return Hold{*std::move(session), *std::move(use)};
 }
 
-// For calls that others see the rows of.
-absl::StatusOr<Hold> TakeWithoutAbandonedRows(const std::shared_ptr<Core>& core,
+// For calls after which other sequences or workers see the rows.
+absl::StatusOr<Hold> TakeWithoutAbandonedRows(std::string_view call,
+                                              const std::shared_ptr<Core>& core,
                                               const std::shared_ptr<SequenceState>& state) {
-  absl::StatusOr<Hold> hold = Take(core, state);
+  absl::StatusOr<Hold> hold = Take(call, core, state);
   if (!hold.ok()) return hold;
   if (absl::Status cut = CutAbandonedRows(*hold->session, *state); !cut.ok()) return cut;
   return hold;
+}
+
+// Passes on what the sequence has to warn of.
+void Warn(Core& core, SequenceState& sequence) {
+  if (const auto warning = std::exchange(sequence.warning, std::nullopt)) core.Warn(*warning);
 }
 
 }  // namespace
@@ -64,7 +80,7 @@ std::uint64_t Sequence::next_position() const {
 }
 
 absl::StatusOr<std::uint64_t> Sequence::Append(const AppendTensors& tensors) {
-  absl::StatusOr<Hold> hold = Take(core_, state_);
+  absl::StatusOr<Hold> hold = Take("Sequence::Append", core_, state_);
   if (!hold.ok()) return hold.status();
   const auto ended = [&](bool compressed) {
     if (!state_->has_policy()) return;
@@ -82,23 +98,26 @@ absl::StatusOr<std::uint64_t> Sequence::Append(const AppendTensors& tensors) {
   rows.end_of_prompt = false;
   absl::StatusOr<std::uint64_t> tokens = BulkAppend(*hold->session, *hold->use, rows);
   if (!tokens.ok()) return tokens;
-  if (absl::Status status = Compress(*hold->session, tensors.first_layer, tensors.layers).status();
-      !status.ok()) {
-    return status;
-  }
+  absl::Status status =
+      CompressByPolicy(*hold->session, *state_, tensors.first_layer, tensors.layers).status();
+  if (!status.ok()) return status;
+  Warn(*core_, *state_);
   ended(/*compressed=*/true);
   return tokens;
 }
 
-const std::string& Sequence::policy() const { return state_->policy; }
+const std::string& Sequence::policy() const {
+  static const std::string none;
+  return state_ == nullptr ? none : state_->policy;
+}
 
-const v1::PolicyNeeds& Sequence::needs() const {
-  return state_->observer == nullptr ? v1::PolicyNeeds::default_instance()
-                                     : state_->observer->needs();
+PolicyNeeds Sequence::needs() const {
+  if (state_ == nullptr || state_->observer == nullptr) return {};
+  return FromProto(state_->observer->needs());
 }
 
 absl::Status Sequence::Observe(const ObservedRows& rows) {
-  absl::StatusOr<Hold> hold = Take(core_, state_);
+  absl::StatusOr<Hold> hold = Take("Sequence::Observe", core_, state_);
   if (!hold.ok()) return hold.status();
   if (state_->observer == nullptr) return absl::OkStatus();
   return state_->observer->See(rows, kernels::OperationsOf(kernels::BestImplementation()));
@@ -106,29 +125,37 @@ absl::Status Sequence::Observe(const ObservedRows& rows) {
 
 absl::Status Sequence::ObserveTokens(std::uint64_t first_token,
                                      std::span<const std::uint32_t> ids) {
-  absl::StatusOr<Hold> hold = Take(core_, state_);
+  absl::StatusOr<Hold> hold = Take("Sequence::ObserveTokens", core_, state_);
   if (!hold.ok()) return hold.status();
   if (state_->observer == nullptr) return absl::OkStatus();
   return state_->observer->SeeTokens(first_token, ids);
 }
 
-absl::StatusOr<v1::CompressResponse> Sequence::Compress(const Packing& packing,
-                                                        const RotationTensors& rotations) {
-  absl::StatusOr<Hold> hold = TakeWithoutAbandonedRows(core_, state_);
+absl::StatusOr<CompressResult> Sequence::Compress(const Packing& packing,
+                                                  const RotationTensors& rotations) {
+  absl::StatusOr<Hold> hold = TakeWithoutAbandonedRows("Sequence::Compress", core_, state_);
   if (!hold.ok()) return hold.status();
-  return CompressByRpc(*hold->session, *state_->model, state_->id, packing, rotations);
+  const absl::StatusOr<v1::CompressResponse> response =
+      CompressByRpc(*hold->session, *state_->model, state_->id, packing, rotations);
+  if (!response.ok()) return response.status();
+  return FromProto(*response);
 }
 
-absl::StatusOr<v1::CompressResponse> Sequence::Compress() {
-  absl::StatusOr<Hold> hold = TakeWithoutAbandonedRows(core_, state_);
+absl::StatusOr<CompressResult> Sequence::Compress() {
+  absl::StatusOr<Hold> hold = TakeWithoutAbandonedRows("Sequence::Compress", core_, state_);
   if (!hold.ok()) return hold.status();
-  return Compress(*hold->session, 0, 0);
+  const absl::StatusOr<v1::CompressResponse> response =
+      CompressByPolicy(*hold->session, *state_, 0, 0);
+  if (!response.ok()) return response.status();
+  Warn(*core_, *state_);
+  return FromProto(*response);
 }
 
 absl::Status Sequence::EndPrompt() {
-  absl::StatusOr<Hold> hold = TakeWithoutAbandonedRows(core_, state_);
+  absl::StatusOr<Hold> hold = TakeWithoutAbandonedRows("Sequence::EndPrompt", core_, state_);
   if (!hold.ok()) return hold.status();
-  absl::Status status = Compress(*hold->session, 0, 0, How::kMark).status();
+  const absl::Status status =
+      CompressByPolicy(*hold->session, *state_, 0, 0, CompressMode::kMarkEnd).status();
   if (status.ok() && state_->has_policy()) {
     const std::uint32_t layers = state_->model->layers();
     state_->prompt_end.Ended(0, layers, state_->tokens, layers, /*compressed=*/false);
@@ -136,123 +163,12 @@ absl::Status Sequence::EndPrompt() {
   return status;
 }
 
-namespace {
+absl::StatusOr<Sequence> Sequence::Fork() { return ForkWith(nullptr); }
 
-// Of calls for some layers each, one after another.
-void AddPart(const v1::CompressResponse& part, bool first, v1::CompressResponse& all) {
-  if (first) {
-    all = part;
-    return;
-  }
-  all.set_entries_packed(all.entries_packed() + part.entries_packed());
-  all.set_entries_dropped(all.entries_dropped() + part.entries_dropped());
-  all.set_tile_bytes_after(part.tile_bytes_after());
-  all.set_rotation_bytes(part.rotation_bytes());
-  all.set_position_shift(part.position_shift());
-  all.mutable_decided_tokens()->MergeFrom(part.decided_tokens());
-  for (const v1::OutcomeGroup& group : part.outcomes()) {
-    const auto same = std::ranges::find_if(*all.mutable_outcomes(), [&](const auto& other) {
-      return other.worst().state() == group.worst().state() &&
-             other.worst().reason() == group.worst().reason();
-    });
-    if (same == all.mutable_outcomes()->end()) {
-      *all.add_outcomes() = group;
-      continue;
-    }
-    const std::uint32_t lanes = same->lanes() + group.lanes();
-    if (group.worst().loss() > same->worst().loss()) *same = group;
-    same->set_lanes(lanes);
-  }
-}
+absl::StatusOr<Sequence> Sequence::Fork(const std::string& policy) { return ForkWith(&policy); }
 
-}  // namespace
-
-absl::StatusOr<v1::CompressResponse> Sequence::Compress(Session& session, std::uint32_t first_layer,
-                                                        std::uint32_t layers, How how) {
-  Observer* const observer = state_->observer.get();
-  v1::CompressRequest request;
-  v1::CompressResponse response;
-  request.set_sequence_id(state_->id.value());
-  request.set_first_layer(first_layer);
-  request.set_layers(layers);
-  const std::uint32_t end = layers == 0 ? state_->model->layers() : first_layer + layers;
-  for (std::uint32_t layer = first_layer; layer < end && observer != nullptr; ++layer) {
-    observer->CutLayerTo(state_->TokensOf(layer), layer);
-  }
-  for (std::uint32_t begin = first_layer;;) {
-    std::uint32_t shown = end;
-    if (observer != nullptr) {
-      // Where the daemon has no room for all of it, it decides about what it was shown before it
-      // is shown the rest.
-      const auto until = observer->Show(session, state_->id, begin, end, state_->TokensOf(0),
-                                        /*to_another=*/how == How::kToAnother);
-      if (!until.ok()) return until.status();
-      shown = *until;
-    }
-    if (begin != first_layer || shown != end) {
-      request.set_first_layer(begin);
-      request.set_layers(shown - begin);
-    }
-    v1::CompressResponse part;
-    request.set_end_prompt(how == How::kMark && shown == end);
-    if (absl::Status status = session.Call(request, part); !status.ok()) return status;
-    if (request.end_prompt()) return part;
-    for (std::uint32_t layer = begin; observer != nullptr && layer < shown; ++layer) {
-      const std::uint64_t tokens = state_->TokensOf(layer);
-      const auto at = static_cast<int>(layer - begin);
-      if (tokens == 0) continue;
-      observer->Decided(layer, at < part.decided_tokens_size() ? part.decided_tokens(at) : tokens);
-    }
-    AddPart(part, begin == first_layer, response);
-    if (shown == end) break;
-    begin = shown;
-  }
-  if (first_layer == 0 && end == state_->model->layers()) {
-    if (state_->prompt_waits) WarnOfNoEffect(response);
-    state_->compressed_at = state_->tokens;
-    state_->prompt_waits = false;
-  }
-  state_->position_shift = response.position_shift();
-  return response;
-}
-
-void Sequence::WarnOfNoEffect(const v1::CompressResponse& response) {
-  // Such a policy begins when its budget is full.
-  const Observer* const observer = state_->observer.get();
-  if (observer != nullptr && observer->needs().acts_while_decoding()) return;
-  const auto warning =
-      state_->prompt_end.AfterLook(state_->id, state_->policy, state_->tokens, response.outcomes());
-  if (warning.has_value()) core_->Warn(*warning);
-}
-
-void Sequence::LookAtPromptEnd(Session& session) {
-  if (const auto partly = state_->prompt_end.BeforeDecoding(state_->id, state_->tokens)) {
-    core_->Warn(*partly);
-  }
-  if (!state_->prompt_end.WantsLook(state_->tokens)) return;
-  v1::DescribeRequest request;
-  v1::DescribeResponse response;
-  request.set_sequence_id(state_->id.value());
-  if (!session.Call(request, response).ok()) response.Clear();
-  const auto warning =
-      state_->prompt_end.AfterLook(state_->id, state_->policy, state_->tokens, response.outcomes());
-  if (warning.has_value()) core_->Warn(*warning);
-}
-
-absl::Status Sequence::KeepToBudget() {
-  if (state_->observer == nullptr || !state_->observer->needs().acts_while_decoding() ||
-      (!state_->prompt_waits && state_->tokens < state_->compressed_at + kernels::kTileEntries)) {
-    return absl::OkStatus();
-  }
-  return Compress().status();
-}
-
-absl::StatusOr<Sequence> Sequence::Fork() { return Fork(nullptr); }
-
-absl::StatusOr<Sequence> Sequence::Fork(const std::string& policy) { return Fork(&policy); }
-
-absl::StatusOr<Sequence> Sequence::Fork(const std::string* policy) {
-  absl::StatusOr<Hold> hold = TakeWithoutAbandonedRows(core_, state_);
+absl::StatusOr<Sequence> Sequence::ForkWith(const std::string* policy) {
+  absl::StatusOr<Hold> hold = TakeWithoutAbandonedRows("Sequence::Fork", core_, state_);
   if (!hold.ok()) return hold.status();
   v1::ForkRequest request;
   v1::ForkResponse response;
@@ -276,15 +192,15 @@ absl::StatusOr<Sequence> Sequence::Fork(const std::string* policy) {
 
 absl::StatusOr<PublishedPrefix> Sequence::Publish(std::span<const std::uint32_t> token_ids,
                                                   const PublishOptions& options) {
-  absl::StatusOr<Hold> hold = TakeWithoutAbandonedRows(core_, state_);
+  absl::StatusOr<Hold> hold = TakeWithoutAbandonedRows("Sequence::Publish", core_, state_);
   if (!hold.ok()) return hold.status();
   if (state_->observer != nullptr) {
     // What was seen must be shown first, and these are the ids of all that is held.
     const auto held = token_ids.first(std::min<std::size_t>(token_ids.size(), state_->tokens));
     absl::Status status = state_->observer->SeeTokens(0, held);
     if (!status.ok()) return status;
-    // Whoever begins with them has not seen what this worker has.
-    status = Compress(*hold->session, 0, 0, How::kToAnother).status();
+    // Workers that begin with these tokens have none of this worker's observations.
+    status = CompressByPolicy(*hold->session, *state_, 0, 0, CompressMode::kToAnother).status();
     if (!status.ok()) return status;
   }
   v1::PublishRequest request;
@@ -302,7 +218,7 @@ absl::StatusOr<PublishedPrefix> Sequence::Publish(std::span<const std::uint32_t>
 }
 
 absl::Status Sequence::Truncate(std::uint64_t tokens) {
-  absl::StatusOr<Hold> hold = Take(core_, state_);
+  absl::StatusOr<Hold> hold = Take("Sequence::Truncate", core_, state_);
   if (!hold.ok()) return hold.status();
   // What a refused step left behind is none of its tokens.
   if (tokens > state_->tokens) {
@@ -321,7 +237,7 @@ absl::Status Sequence::Truncate(std::uint64_t tokens) {
 }
 
 absl::Status Sequence::Park() {
-  absl::StatusOr<Hold> hold = Take(core_, state_);
+  absl::StatusOr<Hold> hold = Take("Sequence::Park", core_, state_);
   if (!hold.ok()) return hold.status();
   if (state_->tail.session != hold->session->serial()) return absl::OkStatus();
   const SequenceId ids[] = {state_->id};
@@ -332,7 +248,7 @@ absl::Status Sequence::Park() {
 }
 
 absl::StatusOr<std::uint64_t> Sequence::Offload() {
-  absl::StatusOr<Hold> hold = Take(core_, state_);
+  absl::StatusOr<Hold> hold = Take("Sequence::Offload", core_, state_);
   if (!hold.ok()) return hold.status();
   v1::OffloadRequest request;
   v1::OffloadResponse response;
@@ -344,7 +260,7 @@ absl::StatusOr<std::uint64_t> Sequence::Offload() {
 }
 
 absl::Status Sequence::Restore() {
-  absl::StatusOr<Hold> hold = Take(core_, state_);
+  absl::StatusOr<Hold> hold = Take("Sequence::Restore", core_, state_);
   if (!hold.ok()) return hold.status();
   v1::RestoreRequest request;
   v1::RestoreResponse response;
@@ -352,51 +268,40 @@ absl::Status Sequence::Restore() {
   return hold->session->Call(request, response);
 }
 
-absl::StatusOr<v1::DescribeResponse> Sequence::Describe(bool lanes) const {
-  v1::DescribeRequest request;
-  request.set_lanes(lanes);
-  return Ask(std::move(request));
-}
-
-absl::StatusOr<v1::DescribeResponse> Sequence::DescribeEntries() const {
-  v1::DescribeRequest request;
-  request.set_entries(true);
-  return Ask(std::move(request));
-}
-
-absl::StatusOr<v1::DescribeResponse> Sequence::Ask(v1::DescribeRequest request) const {
-  // Asks, and touches nothing that a step uses: allowed at any time. Only what a refused step left
-  // behind is cut off first, where there is any.
-  absl::StatusOr<std::shared_ptr<Session>> session = core_->session();
+absl::StatusOr<v1::DescribeResponse> DescribeMessage(const Sequence& sequence, Detail detail) {
+  const std::shared_ptr<SequenceState>& state = SequenceAccess::State(sequence);
+  if (state == nullptr) return EmptyHandle("Sequence::Describe");
+  // A query that touches nothing that a step uses: allowed at any time. Rows that a refused step
+  // left in the daemon are cut off first, if there are any.
+  absl::StatusOr<std::shared_ptr<Session>> session = SequenceAccess::CoreOf(sequence)->session();
   if (!session.ok()) return session.status();
-  if (state_->gone) return SequenceUse::Take(state_).status();
-  if (absl::Status cut = CutBeforeReading(**session, state_); !cut.ok()) return cut;
+  if (state->gone) return SequenceUse::Take(state).status();
+  if (absl::Status cut = CutBeforeReading(**session, state); !cut.ok()) return cut;
+  v1::DescribeRequest request;
   v1::DescribeResponse response;
-  request.set_sequence_id(state_->id.value());
+  request.set_sequence_id(state->id.value());
+  request.set_lanes(detail == Detail::kLanes);
+  request.set_entries(detail == Detail::kEntries);
   if (absl::Status status = (*session)->Call(request, response); !status.ok()) return status;
   return response;
 }
 
-// Whoever takes it over has not seen what this worker has.
-absl::Status Sequence::ShowAll(Session& session) {
-  Observer* const observer = state_->observer.get();
-  if (observer == nullptr) return absl::OkStatus();
-  const std::uint32_t layers = state_->model->layers();
-  for (std::uint32_t layer = 0; layer < layers; ++layer) {
-    observer->CutLayerTo(state_->TokensOf(layer), layer);
-  }
-  const auto until = observer->Show(session, state_->id, 0, layers, state_->TokensOf(0),
-                                    /*to_another=*/true);
-  if (!until.ok() || *until == layers) return until.status();
-  return absl::ResourceExhaustedError(Concat("the daemon has room for what was seen of ", *until,
-                                             " of ", layers, " layers of ", state_->id.ToString(),
-                                             "; compress it, and retry"));
+absl::StatusOr<SequenceDescription> Sequence::Describe(bool lanes) const {
+  const auto response = DescribeMessage(*this, lanes ? Detail::kLanes : Detail::kSequence);
+  if (!response.ok()) return response.status();
+  return FromProto(*response);
+}
+
+absl::StatusOr<SequenceDescription> Sequence::DescribeEntries() const {
+  const auto response = DescribeMessage(*this, Detail::kEntries);
+  if (!response.ok()) return response.status();
+  return FromProto(*response);
 }
 
 absl::Status Sequence::Handover(SessionId to) {
-  absl::StatusOr<Hold> hold = TakeWithoutAbandonedRows(core_, state_);
+  absl::StatusOr<Hold> hold = TakeWithoutAbandonedRows("Sequence::Handover", core_, state_);
   if (!hold.ok()) return hold.status();
-  if (absl::Status shown = ShowAll(*hold->session); !shown.ok()) return shown;
+  if (absl::Status shown = SendObservations(*hold->session, *state_); !shown.ok()) return shown;
   v1::HandoverRequest request;
   v1::HandoverResponse response;
   request.set_sequence_id(state_->id.value());
@@ -408,8 +313,9 @@ absl::Status Sequence::Handover(SessionId to) {
 }
 
 absl::Status Sequence::Free() {
-  if (state_ == nullptr || state_->ended || state_->gone) return absl::OkStatus();
-  absl::StatusOr<Hold> hold = Take(core_, state_);
+  if (state_ == nullptr) return EmptyHandle("Sequence::Free");
+  if (state_->ended || state_->gone) return absl::OkStatus();
+  absl::StatusOr<Hold> hold = Take("Sequence::Free", core_, state_);
   if (!hold.ok()) return hold.status();
   absl::Status status = Release();
   if (!status.ok()) state_->ended = false;

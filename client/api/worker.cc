@@ -3,32 +3,53 @@
 #include <utility>
 #include <vector>
 
+#include "client/api/answers.h"
 #include "client/api/lease_core.h"
+#include "client/api/tensor_memory.h"
+#include "client/api/worker_access.h"
+#include "client/error/error_info.h"
 #include "client/rpc/grpc_transport.h"
 #include "client/sequence/bulk_append.h"
-#include "client/sequence/sequence_state.h"
+#include "client/sequence/compression.h"
+#include "client/sequence/policy_compression.h"
+#include "client/sequence/sequence_access.h"
+#include "client/session/kernel_types.h"
 #include "client/session/session.h"
 #include "client/step/attend_rpc.h"
 #include "client/step/mapped_step.h"
 #include "client/step/remote_step.h"
-#include "daemon/base/check.h"
 #include "daemon/base/strings.h"
-#include "tessera/compression.h"
 
 namespace tessera::client {
 
-absl::StatusOr<std::unique_ptr<Worker>> Worker::Attach(AttachOptions options) {
-  absl::StatusOr<std::unique_ptr<Connector>> connector =
-      NewGrpcConnector(options.address, options.tls);
-  if (!connector.ok()) return connector.status();
-  return Attach(std::move(options), *std::move(connector));
+namespace {
+
+constexpr char kEmptyModel[] = "model is an empty handle; RegisterModel returns a valid one";
+
+std::string EmptySequence(std::string_view argument) {
+  return Concat(argument, " is null or an empty handle (default-constructed or moved from)");
 }
 
-absl::StatusOr<std::unique_ptr<Worker>> Worker::Attach(AttachOptions options,
-                                                       std::unique_ptr<Connector> connector) {
-  auto core = std::make_shared<Core>(std::move(options), std::move(connector));
+bool IsEmpty(const Sequence* sequence) { return sequence == nullptr || !sequence->valid(); }
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Worker>> AttachWith(AttachOptions options,
+                                                   const Environment& environment,
+                                                   std::unique_ptr<Connector> connector) {
+  if (connector == nullptr) {
+    absl::StatusOr<std::unique_ptr<Connector>> grpc =
+        NewGrpcConnector(options.address, options.tls);
+    if (!grpc.ok()) return grpc.status();
+    connector = *std::move(grpc);
+  }
+  auto core = std::make_shared<Core>(std::move(options), environment, std::move(connector));
   if (absl::Status status = core->Attach(); !status.ok()) return status;
-  return std::unique_ptr<Worker>(new Worker(std::move(core)));
+  return WorkerAccess::Make(std::move(core));
+}
+
+absl::StatusOr<std::unique_ptr<Worker>> Worker::Attach(AttachOptions options) {
+  return AttachWith(std::move(options), Environment());
 }
 
 Worker::~Worker() { core_->Detach(); }
@@ -40,7 +61,7 @@ absl::StatusOr<Model> Worker::RegisterModel(const ModelGeometry& geometry) {
 }
 
 absl::StatusOr<Sequence> Worker::CreateSequence(const Model& model, const std::string& policy) {
-  TESSERA_CHECK(model.valid(), "a model handle that no RegisterModel returned");
+  if (!model.valid()) return BadArgument("Worker::CreateSequence", kEmptyModel);
   absl::StatusOr<std::shared_ptr<Session>> session = core_->session();
   if (!session.ok()) return session.status();
   const std::shared_ptr<const BoundModel> bound = model.record_->bound();
@@ -57,7 +78,7 @@ absl::StatusOr<Sequence> Worker::CreateSequence(const Model& model, const std::s
 }
 
 absl::StatusOr<Sequence> Worker::Adopt(const Model& model, SequenceId sequence) {
-  TESSERA_CHECK(model.valid(), "a model handle that no RegisterModel returned");
+  if (!model.valid()) return BadArgument("Worker::Adopt", kEmptyModel);
   absl::StatusOr<std::shared_ptr<Session>> session = core_->session();
   if (!session.ok()) return session.status();
   v1::DescribeRequest request;
@@ -91,19 +112,24 @@ absl::StatusOr<Sequence> Worker::Adopt(const Model& model, SequenceId sequence) 
 
 absl::StatusOr<Step> Worker::BeginStep(std::span<Sequence* const> sequences,
                                        const StepOptions& options) {
+  for (std::size_t i = 0; i < sequences.size(); ++i) {
+    if (!IsEmpty(sequences[i])) continue;
+    return BadArgument("Worker::BeginStep", EmptySequence(Concat("sequences[", i, "]")));
+  }
   absl::StatusOr<std::shared_ptr<Session>> session = core_->session();
   if (!session.ok()) return session.status();
-  for (const Sequence* sequence : sequences) {
-    TESSERA_CHECK(sequence != nullptr && sequence->valid(), "a step of an empty sequence handle");
-  }
   for (Sequence* sequence : sequences) {
-    if (absl::Status kept = sequence->KeepToBudget(); !kept.ok()) return kept;
-    sequence->LookAtPromptEnd(**session);
+    if (DueForCompression(*sequence->state_)) {
+      if (absl::Status status = sequence->Compress().status(); !status.ok()) return status;
+    }
+    for (const std::string& warning : WarningsBeforeStep(**session, *sequence->state_)) {
+      core_->Warn(warning);
+    }
   }
   absl::Status status;
   std::shared_ptr<StepEngine> engine;
   if (MappedMemory* door = (*session)->door()) {
-    absl::StatusOr<MappedStep*> step = door->TakeStep((*session)->surroundings());
+    absl::StatusOr<MappedStep*> step = MappedStep::Take(*door, (*session)->environment());
     status = step.status();
     if (step.ok()) {
       status = (*step)->Begin(**session, sequences, options);
@@ -125,6 +151,10 @@ absl::Status Worker::AttendRpc(std::uint32_t layer, std::span<const AttendQuery>
   if (queries.empty()) {
     return absl::InvalidArgumentError("the batch has no queries; at least one is needed");
   }
+  for (std::size_t i = 0; i < queries.size(); ++i) {
+    if (!IsEmpty(queries[i].sequence)) continue;
+    return BadArgument("Worker::AttendRpc", EmptySequence(Concat("queries[", i, "].sequence")));
+  }
   const BoundModel& model = *queries.front().sequence->state_->model;
   if (layer >= model.layers()) {
     return absl::InvalidArgumentError(
@@ -143,7 +173,7 @@ absl::Status Worker::AttendRpc(std::uint32_t layer, std::span<const AttendQuery>
     const std::uint64_t heads = std::uint64_t{query.queries} * geometry.query_heads;
     const std::uint64_t elements = heads * geometry.head_dim;
     const std::uint64_t query_bytes = elements * kernels::ElementBytes(model.type());
-    const std::uint64_t output_bytes = elements * kernels::ElementBytes(options.output_type);
+    const std::uint64_t output_bytes = elements * ElementBytes(options.output_type);
     if (query.queries == 0 || query.query.size() != query_bytes ||
         query.output.size() != output_bytes || (!query.lse.empty() && query.lse.size() != heads)) {
       return absl::InvalidArgumentError(Concat(
@@ -152,7 +182,7 @@ absl::Status Worker::AttendRpc(std::uint32_t layer, std::span<const AttendQuery>
           " lse values; [", query.queries, "][", geometry.query_heads, "][", geometry.head_dim,
           "] needs ", query_bytes, ", ", output_bytes, " and ", heads, " (or no lse)"));
     }
-    absl::Status cut = CutBeforeReading(**session, query.sequence->state_);
+    absl::Status cut = CutBeforeReading(**session, SequenceAccess::State(*query.sequence));
     if (!cut.ok()) return cut;
     rows.push_back({.sequence = query.sequence->id(),
                     .queries = query.queries,
@@ -161,26 +191,38 @@ absl::Status Worker::AttendRpc(std::uint32_t layer, std::span<const AttendQuery>
                     .lse = query.lse,
                     .first_query_position = query.first_query_position});
   }
-  return AttendByRpc(**session,
-                     {.model = &model,
-                      .layer = layer,
-                      .output_type = options.output_type,
-                      .causal = options.causal,
-                      .selection = options.selection.has_value() ? &*options.selection : nullptr,
-                      .rows = rows});
+  AttendCall call = {.model = &model,
+                     .layer = layer,
+                     .output_type = ToKernels(options.output_type),
+                     .causal = options.causal,
+                     .rows = rows};
+  if (options.selection.has_value()) call.selection = ToKernels(*options.selection);
+  return AttendByRpc(**session, call);
 }
 
-absl::StatusOr<v1::SelectResponse> Worker::Select(std::uint32_t layer, const SelectQuery& query,
-                                                  const kernels::SelectionRule& rule) {
-  absl::StatusOr<std::shared_ptr<Session>> session = core_->session();
+absl::StatusOr<SelectResult> Worker::Select(std::uint32_t layer, const SelectQuery& query,
+                                            const SelectionRule& rule) {
+  const absl::StatusOr<v1::SelectResponse> response = SelectMessage(*this, layer, query, rule);
+  if (!response.ok()) return response.status();
+  return FromProto(*response);
+}
+
+absl::StatusOr<v1::SelectResponse> SelectMessage(const Worker& worker, std::uint32_t layer,
+                                                 const SelectQuery& query,
+                                                 const SelectionRule& rule) {
+  if (IsEmpty(query.sequence)) {
+    return BadArgument("Worker::Select", EmptySequence("query.sequence"));
+  }
+  absl::StatusOr<std::shared_ptr<Session>> session = WorkerAccess::CoreOf(worker)->session();
   if (!session.ok()) return session.status();
   if (absl::Status status = CheckRule(rule); !status.ok()) return status;
-  const BoundModel& model = *query.sequence->state_->model;
+  const BoundModel& model = *SequenceAccess::State(*query.sequence)->model;
   if (layer >= model.layers()) {
     return absl::InvalidArgumentError(
         Concat("layer is ", layer, "; the model has ", model.layers(), " layers"));
   }
-  if (absl::Status cut = CutBeforeReading(**session, query.sequence->state_); !cut.ok()) {
+  if (absl::Status cut = CutBeforeReading(**session, SequenceAccess::State(*query.sequence));
+      !cut.ok()) {
     return cut;
   }
   v1::SelectRequest request;
@@ -190,7 +232,7 @@ absl::StatusOr<v1::SelectResponse> Worker::Select(std::uint32_t layer, const Sel
   if (query.first_query_position.has_value()) {
     request.set_first_query_position(*query.first_query_position);
   }
-  ToProto(rule, *request.mutable_selection());
+  ToProto(ToKernels(rule), *request.mutable_selection());
   v1::Tensor& tensor = *request.mutable_query();
   tensor.set_dtype(ToDType(model.type()));
   tensor.add_shape(query.queries);
@@ -205,11 +247,21 @@ absl::StatusOr<v1::SelectResponse> Worker::Select(std::uint32_t layer, const Sel
 absl::StatusOr<Tensor> Worker::NewTensor(std::uint64_t bytes) {
   absl::StatusOr<std::shared_ptr<Session>> session = core_->session();
   if (!session.ok()) return session.status();
-  return Tensor::New(*std::move(session), bytes);
+  absl::StatusOr<std::unique_ptr<TensorMemory>> memory =
+      TensorMemory::New(*std::move(session), bytes);
+  if (!memory.ok()) return memory.status();
+  std::byte* const data = (*memory)->data();
+  return Tensor(*std::move(memory), data, bytes);
 }
 
-absl::StatusOr<v1::StatsResponse> Worker::Stats() {
-  absl::StatusOr<std::shared_ptr<Session>> session = core_->session();
+absl::StatusOr<DaemonStats> Worker::Stats() {
+  const absl::StatusOr<v1::StatsResponse> response = StatsMessage(*this);
+  if (!response.ok()) return response.status();
+  return FromProto(*response);
+}
+
+absl::StatusOr<v1::StatsResponse> StatsMessage(const Worker& worker) {
+  absl::StatusOr<std::shared_ptr<Session>> session = WorkerAccess::CoreOf(worker)->session();
   if (!session.ok()) return session.status();
   v1::StatsRequest request;
   v1::StatsResponse response;
@@ -236,8 +288,10 @@ SessionId Worker::session_id() const {
   return session.ok() ? (*session)->id() : SessionId();
 }
 
-v1::Welcome Worker::welcome() const {
-  const absl::StatusOr<std::shared_ptr<Session>> session = core_->session();
+DaemonInfo Worker::daemon() const { return FromProto(WelcomeMessage(*this)); }
+
+v1::Welcome WelcomeMessage(const Worker& worker) {
+  const absl::StatusOr<std::shared_ptr<Session>> session = WorkerAccess::CoreOf(worker)->session();
   return session.ok() ? (*session)->welcome() : v1::Welcome();
 }
 

@@ -4,15 +4,18 @@
 #include <utility>
 
 #include "client/api/lease_core.h"
+#include "client/error/error_info.h"
 #include "client/sequence/sequence_state.h"
 #include "client/session/session.h"
-#include "daemon/base/check.h"
 #include "tessera/worker.h"
 
 namespace tessera::client {
 
 absl::StatusOr<PrefixMatch> Worker::Match(const Model& model, const MatchOptions& options) {
-  TESSERA_CHECK(model.valid(), "a model handle that no RegisterModel returned");
+  if (!model.valid()) {
+    return BadArgument("Worker::Match",
+                       "model is an empty handle; RegisterModel returns a valid one");
+  }
   absl::StatusOr<std::shared_ptr<Session>> session = core_->session();
   if (!session.ok()) return session.status();
   v1::MatchRequest request;
@@ -33,7 +36,10 @@ absl::StatusOr<PrefixMatch> Worker::Match(const Model& model, const MatchOptions
 
 absl::StatusOr<Sequence> Worker::Fork(const PrefixMatch& match, std::uint64_t tokens) {
   if (!match.found()) {
-    return absl::InvalidArgumentError("nothing was matched: there is no prefix to fork");
+    return BadArgument("Worker::Fork", "nothing was matched: there is no prefix to fork");
+  }
+  if (!match.model.valid()) {
+    return BadArgument("Worker::Fork", "match.model is an empty handle; use the match as returned");
   }
   absl::StatusOr<std::shared_ptr<Session>> session = core_->session();
   if (!session.ok()) return session.status();

@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "client/api/worker_access.h"
 #include "client/bench/bench.h"
 #include "client/bench/workload/generated_prompt.h"
 #include "client/bench/workload/synthetic.h"
@@ -91,7 +92,7 @@ struct Held {
 };
 
 absl::StatusOr<Held> Look(Bench& bench) {
-  const absl::StatusOr<v1::StatsResponse> stats = bench.worker->Stats();
+  const absl::StatusOr<v1::StatsResponse> stats = client::StatsMessage(*bench.worker);
   if (!stats.ok()) return stats.status();
   Held held;
   for (const v1::TenantStats& tenant : stats->tenants()) {
@@ -230,7 +231,7 @@ absl::Status MeasureLayers(const GeneratedPrompt& prompt, Report& report) {
   if (!sequence.ok()) return sequence.status();
   const auto sealed = [&](std::uint64_t segments) -> absl::Status {
     for (int i = 0; i < 6000; ++i) {
-      const absl::StatusOr<v1::StatsResponse> stats = bench->worker->Stats();
+      const absl::StatusOr<v1::StatsResponse> stats = client::StatsMessage(*bench->worker);
       if (!stats.ok()) return stats.status();
       if (stats->compaction().segments_sealed() >= segments) return absl::OkStatus();
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
@@ -403,7 +404,7 @@ absl::StatusOr<Latency> MeasureLatency(const GeneratedPrompt& prompt, const Opti
   });
   worker.join();
   if (!measured.ok()) return measured;
-  const absl::StatusOr<v1::StatsResponse> stats = bench->worker->Stats();
+  const absl::StatusOr<v1::StatsResponse> stats = client::StatsMessage(*bench->worker);
   if (!stats.ok()) return stats.status();
   const std::uint64_t sealed = stats->compaction().segments_sealed();
   const auto wanted = static_cast<std::uint64_t>(latency.compressed) * kKvHeads;

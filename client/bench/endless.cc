@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "client/api/worker_access.h"
 #include "client/bench/bench.h"
 #include "client/bench/gauge.h"
 #include "client/bench/workload/synthetic.h"
@@ -23,7 +24,7 @@ constexpr SyntheticShape kShape = {.layers = 4, .query_heads = 1, .kv_heads = 1,
 // Bytes of tiles in the tenant's pool now, including tiles waiting for compaction and replaced
 // tiles waiting for readers.
 absl::StatusOr<double> HeldNow(client::Worker& worker) {
-  const absl::StatusOr<v1::StatsResponse> stats = worker.Stats();
+  const absl::StatusOr<v1::StatsResponse> stats = client::StatsMessage(worker);
   if (!stats.ok()) return stats.status();
   return static_cast<double>(UsedBytes(stats->tenants(0), "tiles"));
 }
@@ -89,7 +90,8 @@ absl::Status Generate(const Way& way, std::uint64_t tokens, client::Worker& work
     (begins ? early : late).push_back(*held);
   }
   if (absl::Status status = sequence->Compress().status(); !status.ok()) return status;
-  const absl::StatusOr<v1::DescribeResponse> described = sequence->Describe(/*lanes=*/true);
+  const absl::StatusOr<v1::DescribeResponse> described =
+      client::DescribeMessage(*sequence, client::Detail::kLanes);
   if (!described.ok()) return described.status();
   // Measured while idle: the number of waiting tiles depends on the load of the machine.
   report.Add({.name = way.name,

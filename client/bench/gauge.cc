@@ -6,9 +6,11 @@
 #include <thread>
 #include <vector>
 
+#include "client/api/worker_access.h"
 #include "client/bench/bench.h"
 #include "client/bench/workload/synthetic.h"
 #include "client/bench/workload/working_set.h"
+#include "client/session/kernel_types.h"
 #include "client/tools/local_daemon.h"
 #include "daemon/base/strings.h"
 #include "tessera/worker.h"
@@ -30,7 +32,7 @@ bool AtRest(const v1::StatsResponse& stats) {
 absl::StatusOr<v1::TenantStats> SettledStats(client::Worker& worker) {
   constexpr int kPatience = 5000;  // of 1 ms
   for (int i = 0; i < kPatience; ++i) {
-    absl::StatusOr<v1::StatsResponse> stats = worker.Stats();
+    absl::StatusOr<v1::StatsResponse> stats = client::StatsMessage(worker);
     if (!stats.ok()) return stats.status();
     if (stats->tenants_size() != 1) {
       return absl::InternalError(
@@ -75,8 +77,8 @@ absl::Status AddPoolGauge(const kernels::TileShape& tile, Report& report) {
   status = sequence
                ->Compress({.kept_channels = tile.key.kept,
                            .group = tile.group,
-                           .values = kernels::ValuesOf(tile.format),
-                           .summary = tile.summary,
+                           .values = client::FromKernels(kernels::ValuesOf(tile.format)),
+                           .summary = client::FromKernels(tile.summary),
                            .block = tile.block},
                           {.key = all.first(all.size() / 2), .value = all.last(all.size() / 2)})
                .status();

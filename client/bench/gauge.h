@@ -8,6 +8,7 @@
 #include "absl/status/statusor.h"
 #include "client/tools/report.h"
 #include "kernels/format/tile_shape.h"
+#include "tessera/v1/tessera.pb.h"
 #include "tessera/worker.h"
 
 namespace tessera::cli::bench {

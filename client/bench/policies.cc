@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "client/api/worker_access.h"
 #include "client/bench/bench.h"
 #include "client/bench/endless.h"
 #include "client/bench/measure/attention_judge.h"
@@ -229,9 +230,7 @@ std::optional<Needles> NeedlesIn(const Prompt& prompt, const v1::DescribeRespons
   double whole = 0;
   std::set<std::uint64_t> somewhere;
   for (const v1::LaneDescription& lane : held.lane()) {
-    if (std::any_of(lane.weight().begin(), lane.weight().end(), [](float w) { return w > 1; })) {
-      return std::nullopt;
-    }
+    if (std::ranges::any_of(lane.weight(), [](float w) { return w > 1; })) return std::nullopt;
     const std::set<std::uint64_t> kept(lane.position().begin(), lane.position().end());
     for (const std::uint32_t needle : prompt.layer(lane.layer()).needles()) {
       std::uint32_t stayed = 0;
@@ -307,7 +306,7 @@ absl::StatusOr<Measured> Measure(const Prompt& prompt, const Truth& truth, Bench
   }
   const absl::StatusOr<Seconds> shown = Show(prompt, *sequence);
   if (!shown.ok()) return shown.status();
-  const absl::StatusOr<v1::StatsResponse> before = bench.worker->Stats();
+  const absl::StatusOr<v1::StatsResponse> before = client::StatsMessage(*bench.worker);
   if (!before.ok()) return before.status();
   const auto begun = std::chrono::steady_clock::now();
   const auto compressed = sequence->Compress();
@@ -316,9 +315,10 @@ absl::StatusOr<Measured> Measure(const Prompt& prompt, const Truth& truth, Bench
     return absl::Status(compressed.status().code(),
                         Concat(policy, ": ", AsStringView(compressed.status().message())));
   }
-  const absl::StatusOr<v1::StatsResponse> after = bench.worker->Stats();
+  const absl::StatusOr<v1::StatsResponse> after = client::StatsMessage(*bench.worker);
   if (!after.ok()) return after.status();
-  absl::StatusOr<v1::DescribeResponse> held = sequence->DescribeEntries();
+  absl::StatusOr<v1::DescribeResponse> held =
+      client::DescribeMessage(*sequence, client::Detail::kEntries);
   if (!held.ok()) return held.status();
   const std::optional<Needles> needles = NeedlesIn(prompt, *held);
   const auto per_1k = [&](Seconds spent) {

@@ -142,9 +142,9 @@ class Batch {
   absl::StatusOr<std::uint64_t> PoolBytes() const {
     std::uint64_t bytes = 0;
     for (const client::Sequence& sequence : sequences_) {
-      const absl::StatusOr<v1::DescribeResponse> told = sequence.Describe();
+      const absl::StatusOr<client::SequenceDescription> told = sequence.Describe();
       if (!told.ok()) return told.status();
-      bytes += told->tile_bytes() + told->rotation_bytes() + told->table_bytes();
+      bytes += told->tile_bytes + told->rotation_bytes + told->table_bytes;
     }
     return bytes;
   }

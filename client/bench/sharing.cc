@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "client/api/worker_access.h"
 #include "client/bench/bench.h"
 #include "client/bench/prefix_match.h"
 #include "client/bench/workload/generated_prompt.h"
@@ -70,7 +71,7 @@ struct Held {
 absl::StatusOr<Held> Settled(client::Worker& worker) {
   constexpr int kPatience = 1000;  // of 10 ms
   for (int i = 0; i < kPatience; ++i) {
-    const absl::StatusOr<v1::StatsResponse> stats = worker.Stats();
+    const absl::StatusOr<v1::StatsResponse> stats = client::StatsMessage(worker);
     if (!stats.ok()) return stats.status();
     const v1::TenantStats& tenant = stats->tenants(0);
     if (tenant.retired_bytes() == 0) {

@@ -11,6 +11,7 @@
 #include "client/bench/workload/sharing_worker.h"
 #include "client/cli/command.h"
 #include "client/tools/run_command.h"
+#include "daemon/base/strings.h"
 
 namespace tessera::cli {
 

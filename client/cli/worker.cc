@@ -9,6 +9,7 @@
 #include <optional>
 #include <vector>
 
+#include "client/api/worker_access.h"
 #include "client/bench/workload/synthetic.h"
 #include "client/cli/command.h"
 #include "client/tools/admin.h"
@@ -17,6 +18,7 @@
 #include "client/tools/run_command.h"
 #include "client/tools/table.h"
 #include "daemon/base/bytes.h"
+#include "daemon/base/strings.h"
 
 namespace tessera::cli {
 
@@ -103,10 +105,10 @@ class SyntheticWorker {
     truths_.push_back(truths_.front().Fork(plan_.seed * 1000 + 999));
     status = Decode(std::max<std::uint64_t>(1, plan_.steps / 8), outcome);
     if (!status.ok()) return status;
-    absl::StatusOr<v1::DescribeResponse> description = sequences_.back().Describe();
+    absl::StatusOr<client::SequenceDescription> description = sequences_.back().Describe();
     if (!description.ok()) return description.status();
-    outcome.tile_bytes = Concat(FormatBytes(description->tile_bytes()), ", ",
-                                FormatBytes(description->shared_tile_bytes()), " of them shared");
+    outcome.tile_bytes = Concat(FormatBytes(description->tile_bytes), ", ",
+                                FormatBytes(description->shared_tile_bytes), " of it shared");
     return absl::OkStatus();
   }
 
@@ -280,19 +282,18 @@ int RunWorkerOn(const client::GpuPlatform& gpus, std::span<const std::string_vie
         absl::StatusOr<Plan> plan = ReadPlan(flags);
         if (!plan.ok()) return plan.status();
         absl::StatusOr<std::unique_ptr<client::Worker>> worker =
-            client::Worker::Attach({.address = plan->door.address,
-                                    .tls = plan->door.tls,
-                                    .tenant_token = plan->token,
-                                    .worker_name = plan->name,
-                                    .map_memory = plan->mapped,
-                                    .gpus = &gpus});
+            client::AttachWith({.address = plan->door.address,
+                                .tls = plan->door.tls,
+                                .tenant_token = plan->token,
+                                .worker_name = plan->name,
+                                .map_memory = plan->mapped},
+                               {.gpus = &gpus});
         if (!worker.ok()) return worker.status();
         Outcome outcome;
         absl::Status status = SyntheticWorker(*plan, **worker).Run(outcome);
         if (!status.ok()) return status;
-        std::fputs(
-            Render(*plan, outcome, (*worker)->mapped(), (*worker)->welcome().device()).c_str(),
-            stdout);
+        std::fputs(Render(*plan, outcome, (*worker)->mapped(), (*worker)->daemon().device).c_str(),
+                   stdout);
         return absl::OkStatus();
       });
 }

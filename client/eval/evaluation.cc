@@ -167,8 +167,8 @@ class Evaluation::Session final : public UnitRunner {
     return prompt;
   }
 
-  // Uncompressed forks of the prompt with observations, by the observations they hold.
-  using Shown = std::map<std::string, client::Sequence>;
+  // Uncompressed forks of the prompt with observations, by the needs that they cover.
+  using Shown = std::vector<std::pair<client::PolicyNeeds, client::Sequence>>;
 
   // A fork under this policy with the observations it asks for. Policies that ask for the same
   // observations share them.
@@ -176,14 +176,14 @@ class Evaluation::Session final : public UnitRunner {
                                                   client::Sequence& whole, Shown& shown) {
     absl::StatusOr<client::Sequence> fork = whole.Fork(policy);
     if (!fork.ok()) return fork.status();
-    const std::string needs = fork->needs().SerializeAsString();
-    if (needs.empty()) return fork;
-    if (const auto found = shown.find(needs); found != shown.end()) {
-      return found->second.Fork(policy);
+    const client::PolicyNeeds needs = fork->needs();
+    if (needs == client::PolicyNeeds()) return fork;
+    for (auto& [known, sequence] : shown) {
+      if (known == needs) return sequence.Fork(policy);
     }
     if (absl::Status status = Show(prompt, *fork); !status.ok()) return status;
     absl::StatusOr<client::Sequence> next = fork->Fork();
-    if (next.ok()) shown.emplace(needs, *std::move(fork));
+    if (next.ok()) shown.emplace_back(needs, *std::move(fork));
     return next;
   }
 
@@ -192,28 +192,28 @@ class Evaluation::Session final : public UnitRunner {
                                          Shown& shown) {
     absl::StatusOr<client::Sequence> sequence = ShownTo(prompt, text, whole, shown);
     if (!sequence.ok()) return sequence.status();
-    const absl::StatusOr<v1::CompressResponse> compressed = sequence->Compress();
+    const absl::StatusOr<client::CompressResult> compressed = sequence->Compress();
     if (!compressed.ok()) return compressed.status();
-    const bool later = sequence->needs().acts_while_decoding();
-    for (const v1::OutcomeGroup& group : compressed->outcomes()) {
+    const bool later = sequence->needs().acts_while_decoding;
+    for (const client::OutcomeGroup& group : compressed->outcomes) {
       // The policy has no budget for so few tokens: that is its answer.
-      if (group.worst().reason() == v1::COMPRESSION_REASON_TOO_SHORT && !later) {
-        return absl::InvalidArgumentError(group.worst().text());
+      if (group.worst.reason == client::CompressionReason::kTooShort && !later) {
+        return absl::InvalidArgumentError(group.worst.text);
       }
     }
-    const absl::StatusOr<v1::DescribeResponse> described = sequence->Describe();
+    const absl::StatusOr<client::SequenceDescription> described = sequence->Describe();
     if (!described.ok()) return described.status();
-    return Fork{policy, *std::move(sequence), described->bytes_kept(), WhyNotPacked(*compressed)};
+    return Fork{policy, *std::move(sequence), described->bytes_kept, WhyNotPacked(*compressed)};
   }
 
-  // Of a policy that packs, where it has packed nothing; else empty.
-  static std::string WhyNotPacked(const v1::CompressResponse& compressed) {
-    for (const v1::OutcomeGroup& group : compressed.outcomes()) {
-      const bool tried = group.worst().reason() == v1::COMPRESSION_REASON_SEGMENT_OVERHEAD ||
-                         group.worst().reason() == v1::COMPRESSION_REASON_LOSS_ABOVE_LIMIT;
-      if (!tried || group.worst().compressed_entries() > 0) return "";
+  // Why a policy that packs packed nothing; else empty.
+  static std::string WhyNotPacked(const client::CompressResult& compressed) {
+    for (const client::OutcomeGroup& group : compressed.outcomes) {
+      const bool tried = group.worst.reason == client::CompressionReason::kSegmentOverhead ||
+                         group.worst.reason == client::CompressionReason::kLossAboveLimit;
+      if (!tried || group.worst.compressed_entries > 0) return "";
     }
-    return compressed.outcomes().empty() ? "" : compressed.outcomes(0).worst().text();
+    return compressed.outcomes.empty() ? "" : compressed.outcomes[0].worst.text;
   }
 
   // Feeds the question and decodes the answer for all forks in the same steps.

@@ -4,7 +4,7 @@
 #include <cstring>
 #include <utility>
 
-#include "client/step/mapped_step.h"
+#include "client/error/error_info.h"
 #include "daemon/base/strings.h"
 
 namespace tessera::client {
@@ -54,28 +54,26 @@ absl::Status MappedMemory::MapControl() {
   return absl::OkStatus();
 }
 
-absl::StatusOr<MappedStep*> MappedMemory::TakeStep(const Environment& surroundings) {
+absl::StatusOr<std::uint32_t> MappedMemory::TakeSlot() {
   std::uint64_t taken = taken_slots_.load(std::memory_order_relaxed);
   for (;;) {
     const std::uint32_t slot = static_cast<std::uint32_t>(std::countr_one(taken));
     if (slot == shm::kReaderSlots) {
-      return absl::ResourceExhaustedError(
-          Concat(shm::kReaderSlots,
-                 " steps are in flight, the most of one session; retry when one has ended"));
+      return WithCause(
+          absl::ResourceExhaustedError(
+              Concat(shm::kReaderSlots,
+                     " steps are in flight, the most of one session; retry when one has ended")),
+          ErrorCause::kReaderSlots);
     }
-    // Acquire: whatever the slot's last user left in its step is seen by the next.
-    if (!taken_slots_.compare_exchange_weak(taken, taken | std::uint64_t{1} << slot,
-                                            std::memory_order_acquire)) {
-      continue;
+    // Acquire: what the slot's last user left in its state is visible to the next.
+    if (taken_slots_.compare_exchange_weak(taken, taken | std::uint64_t{1} << slot,
+                                           std::memory_order_acquire)) {
+      return slot;
     }
-    if (steps_[slot] == nullptr) {
-      steps_[slot] = std::make_unique<MappedStep>(*this, surroundings, slot);
-    }
-    return steps_[slot].get();
   }
 }
 
-void MappedMemory::ReturnStep(std::uint32_t slot) {
+void MappedMemory::ReturnSlot(std::uint32_t slot) {
   taken_slots_.fetch_and(~(std::uint64_t{1} << slot), std::memory_order_release);
 }
 

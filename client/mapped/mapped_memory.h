@@ -25,8 +25,11 @@
 
 namespace tessera::client {
 
-class MappedStep;
-struct Environment;
+// What a reader slot's user keeps from one step to the next.
+class SlotState {
+ public:
+  virtual ~SlotState() = default;
+};
 
 class MappedMemory {
  public:
@@ -46,9 +49,11 @@ class MappedMemory {
   DescriptorSource& source() { return *source_; }
   Gpu* gpu() { return gpu_.get(); }
 
-  // A free reader slot's step; RESOURCE_EXHAUSTED where all are taken. Give it back with Return.
-  absl::StatusOr<MappedStep*> TakeStep(const Environment& surroundings);
-  void ReturnStep(std::uint32_t slot);
+  // A free reader slot; RESOURCE_EXHAUSTED if all are taken. Give it back with ReturnSlot.
+  absl::StatusOr<std::uint32_t> TakeSlot();
+  void ReturnSlot(std::uint32_t slot);
+  // Belongs to the holder of the slot; null until it is set.
+  std::unique_ptr<SlotState>& StateOf(std::uint32_t slot) { return slot_states_[slot]; }
 
   // The staging arena, fetched on first use. NOT_FOUND or RESOURCE_EXHAUSTED where the daemon has
   // none to give: tensors then travel inline.
@@ -88,7 +93,7 @@ class MappedMemory {
   std::unique_ptr<kernels::cuda::Queue> copies_ TESSERA_GUARDED_BY(copy_mutex_);
 
   std::atomic<std::uint64_t> taken_slots_{0};  // bit s: reader slot s is in use
-  std::array<std::unique_ptr<MappedStep>, shm::kReaderSlots> steps_;
+  std::array<std::unique_ptr<SlotState>, shm::kReaderSlots> slot_states_;
 };
 
 }  // namespace tessera::client

@@ -14,9 +14,9 @@
 #include "client/gpu/gpu.h"
 #include "client/mapped/descriptors.h"
 #include "client/mapped/mapping.h"
-#include "daemon/base/ids.h"
 #include "daemon/base/mutex.h"
 #include "proto/shm/layout.h"
+#include "tessera/ids.h"
 
 namespace tessera::client {
 

@@ -27,7 +27,8 @@ absl::StatusOr<client::Sequence> ComputePrefix(const Model& model, client::Worke
 
 absl::StatusOr<client::Sequence> MatchPrefix(client::Worker& worker,
                                              const client::Model& registered,
-                                             const SharedPrompt& prompt, ComputationId& computes) {
+                                             const SharedPrompt& prompt,
+                                             client::ComputationId& computes) {
   const absl::StatusOr<client::PrefixMatch> match =
       worker.Match(registered, {.policy = prompt.policy,
                                 .tokens = prompt.tokens.first(prompt.head),
@@ -52,7 +53,7 @@ absl::StatusOr<StartedPrompt> PrefillShared(const Model& model, client::Worker& 
                                              prompt.tokens.size(),
                                              " tokens; share at least one, and not all of them"));
   }
-  ComputationId computes;
+  client::ComputationId computes;
   absl::StatusOr<client::Sequence> sequence = MatchPrefix(worker, registered, prompt, computes);
   if (!sequence.ok()) return sequence.status();
   const bool found = sequence->valid();

@@ -14,25 +14,14 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "client/session/bound_model.h"
 #include "client/session/session.h"
 #include "client/session/tensor_carrier.h"
 #include "kernels/format/operations.h"
-#include "tessera/model.h"
+#include "tessera/sequence.h"
 #include "tessera/v1/observation.pb.h"
 
 namespace tessera::client {
-
-// Rows of consecutive tokens of one layer, in host memory, rotated as keys are stored.
-struct ObservedRows {
-  std::uint32_t layer = 0;
-  std::uint64_t first_token = 0;
-  std::span<const std::byte> query;  // [tokens][query_heads][head_dim], the model's type
-  // [tokens][kv_heads][head_dim]: of a prompt, where needs().attention_sums.
-  std::span<const std::byte> key;
-  // How long the prompt will be, if that is known: of queries by norm only as many are kept then
-  // as are asked for at twice that length, or 4,096 tokens on. 0: all are kept.
-  std::uint64_t prompt_tokens = 0;
-};
 
 class Observer {
  public:

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "client/error/error_info.h"
 #include "client/mapped/mapped_memory.h"
 #include "daemon/base/strings.h"
 
@@ -211,10 +212,9 @@ absl::Status TakeBack(Session& session, SequenceState& sequence, std::uint64_t t
     return failed;
   }
   sequence.uncertain = true;
-  return absl::Status(failed.code(), Concat(AsStringView(failed.message()),
-                                            "; and what was appended before could not be taken "
-                                            "back: ",
-                                            AsStringView(truncated.message())));
+  return WithMessage(failed, Concat(AsStringView(failed.message()),
+                                    "; and what was appended before could not be taken back: ",
+                                    AsStringView(truncated.message())));
 }
 
 }  // namespace
@@ -309,9 +309,8 @@ absl::StatusOr<std::uint64_t> BulkAppend(Session& session, SequenceState& sequen
   if (first_now == first_before || sequence.uncertain || absl::IsDataLoss(status)) return status;
   if (was_even) return TakeBack(session, sequence, before, status);
   // Truncation would cut the layers that were ahead before, too.
-  return absl::Status(status.code(),
-                      Concat(AsStringView(status.message()), "; layer ", tensors.first_layer,
-                             " holds ", first_now, " tokens now"));
+  return WithMessage(status, Concat(AsStringView(status.message()), "; layer ", tensors.first_layer,
+                                    " holds ", first_now, " tokens now"));
 }
 
 }  // namespace tessera::client

@@ -6,7 +6,6 @@
 #include "absl/status/statusor.h"
 #include "client/sequence/sequence_state.h"
 #include "client/session/session.h"
-#include "daemon/base/ids.h"
 #include "tessera/sequence.h"
 
 namespace tessera::client {

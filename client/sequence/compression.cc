@@ -1,8 +1,10 @@
-#include "tessera/compression.h"
+#include "client/sequence/compression.h"
 
 #include <utility>
 
 #include "client/mapped/mapped_memory.h"
+#include "client/sequence/sequence_state.h"
+#include "client/session/kernel_types.h"
 #include "daemon/base/strings.h"
 
 namespace tessera::client {
@@ -12,8 +14,8 @@ namespace {
 // Of a message, beside the bytes of its tensors.
 constexpr std::uint64_t kMessageOverhead = 4096;
 
-static_assert(static_cast<int>(kernels::ValueType::kFp8) == v1::VALUE_TYPE_FP8);
-static_assert(static_cast<int>(kernels::Summary::kMinMax) == v1::BLOCK_SUMMARY_MIN_MAX);
+static_assert(static_cast<int>(ValueType::kFp8) == v1::VALUE_TYPE_FP8);
+static_assert(static_cast<int>(Summary::kMinMax) == v1::BLOCK_SUMMARY_MIN_MAX);
 
 void FillPacking(const Packing& packing, v1::CompressRequest& request) {
   request.set_first_layer(packing.first_layer);
@@ -42,18 +44,19 @@ absl::Status FillShapes(const BoundModel& model, const Packing& packing,
       packing.layers != 0 ? packing.layers : model.layers() - packing.first_layer,
       geometry.kv_heads, packing.channels != 0 ? packing.channels : geometry.head_dim,
       geometry.head_dim};
-  std::uint64_t bytes = kernels::ElementBytes(rotations.type);
+  std::uint64_t bytes = ElementBytes(rotations.type);
   for (const std::uint64_t dimension : shape) bytes *= dimension;
   for (const auto& [name, given] : {std::pair{"rotations.key", rotations.key.size()},
                                     std::pair{"rotations.value", rotations.value.size()}}) {
     if (given == bytes) continue;
-    return absl::InvalidArgumentError(Concat(
-        name, " has ", given, " bytes; [", shape[0], " layers][", shape[1], " kv heads][", shape[2],
-        " channels][", shape[3], "] of ", kernels::ElementName(rotations.type), " has ", bytes));
+    return absl::InvalidArgumentError(
+        Concat(name, " has ", given, " bytes; [", shape[0], " layers][", shape[1], " kv heads][",
+               shape[2], " channels][", shape[3], "] of ",
+               kernels::ElementName(ToKernels(rotations.type)), " has ", bytes));
   }
   for (v1::Tensor* tensor :
        {request.mutable_rotations()->mutable_key(), request.mutable_rotations()->mutable_value()}) {
-    tensor->set_dtype(ToDType(rotations.type));
+    tensor->set_dtype(ToDType(ToKernels(rotations.type)));
     for (const std::uint64_t dimension : shape) tensor->add_shape(dimension);
   }
   return absl::OkStatus();
@@ -119,11 +122,11 @@ absl::StatusOr<v1::CompressResponse> CompressByRpc(Session& session, const Bound
   return response;
 }
 
-absl::Status CheckRule(const kernels::SelectionRule& rule) {
+absl::Status CheckRule(const SelectionRule& rule) {
   if (rule.entries != 0 && rule.floor != 0) {
     return absl::InvalidArgumentError(
         Concat("the selection has entries ", rule.entries, " and floor ", rule.floor,
-               "; floor is the least budget by rate, so it must be 0 where entries is the budget"));
+               "; floor is the least budget by rate, so it must be 0 if entries is the budget"));
   }
   if (rule.entries != 0 || (rule.rate > 0 && rule.rate <= 1)) return absl::OkStatus();
   return absl::InvalidArgumentError(Concat("the selection's rate is ", rule.rate,

@@ -11,14 +11,15 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "client/error/error_info.h"
 #include "client/mapped/tails.h"
 #include "client/observe/observer.h"
 #include "client/sequence/prompt_end.h"
-#include "daemon/base/ids.h"
+#include "client/session/bound_model.h"
 #include "daemon/base/strings.h"
 #include "kernels/dispatch/attend.h"
 #include "kernels/format/lane_view.h"
-#include "tessera/model.h"
+#include "tessera/ids.h"
 #include "tessera/v1/form.pb.h"
 
 namespace tessera::client {
@@ -68,7 +69,8 @@ struct SequenceState {
   std::uint64_t compressed_at = 0;     // tokens that it held when it was compressed last
   bool prompt_waits = false;           // rows came in bulk since then
   PromptEnd prompt_end;
-  std::uint64_t position_shift = 0;  // of the rotary position behind the token's number
+  std::optional<std::string> warning;  // for the worker, once the call is done
+  std::uint64_t position_shift = 0;    // of the rotary position behind the token's number
 
   // Of a sequence that was just made: from CreateSequenceResponse or ForkResponse.
   void TakePolicy(const auto& response) {
@@ -122,9 +124,11 @@ class SequenceUse {
       return absl::NotFoundError(Concat(state->id.ToString(), " was freed or handed over"));
     }
     if (state->in_use.exchange(true, std::memory_order_acquire)) {
-      return absl::FailedPreconditionError(
-          Concat(state->id.ToString(), " is in use by a step or another call; a sequence takes ",
-                 "one at a time"));
+      return WithCause(
+          absl::FailedPreconditionError(
+              Concat(state->id.ToString(),
+                     " is in use by a step or another call; a sequence takes ", "one at a time")),
+          ErrorCause::kSequenceBusy);
     }
     return SequenceUse(state);
   }

@@ -1,4 +1,5 @@
-// What steps and waits work with; made once per worker, outlives its sessions.
+// Dependencies of a worker that tests replace: time, waiting, GPUs and kernels. One per worker; it
+// outlives the worker's sessions.
 #pragma once
 
 #include "client/gpu/gpu.h"
@@ -14,11 +15,12 @@ class Sleeper {
   virtual void Sleep(Clock::Duration duration) = 0;
 };
 
+// Not owned. Core replaces null by the system's.
 struct Environment {
   const Clock* clock = nullptr;
   Sleeper* sleeper = nullptr;
-  const kernels::Implementation* implementation = nullptr;
   const GpuPlatform* gpus = nullptr;
+  const kernels::Implementation* implementation = nullptr;
 };
 
 }  // namespace tessera::client

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <utility>
 
+#include "client/error/error_info.h"
 #include "daemon/base/strings.h"
 
 namespace tessera::client {
@@ -24,10 +25,15 @@ absl::Status Session::status() const {
 absl::Status Session::Explain(absl::Status status) const {
   if (status.ok()) return status;
   if (absl::Status lost = this->status(); !lost.ok()) return lost;
+  if (absl::IsUnavailable(status) && draining()) {
+    return WithCause(std::move(status), ErrorCause::kDraining);
+  }
   if (!absl::IsUnauthenticated(status)) return status;
   // An attached session that the daemon does not know has just ended; the stream will say so too.
-  return absl::UnavailableError(Concat("the lease of ", id().ToString(), " at ", options_.address,
-                                       " has ended: ", AsStringView(status.message())));
+  return WithCause(
+      absl::UnavailableError(Concat("the lease of ", id().ToString(), " at ", options_.address,
+                                    " has ended: ", AsStringView(status.message()))),
+      ErrorCause::kLeaseLost);
 }
 
 std::uint64_t Session::NewRequest() {

@@ -17,7 +17,6 @@
 #include "client/mapped/mapped_memory.h"
 #include "client/rpc/transport.h"
 #include "client/session/environment.h"
-#include "daemon/base/ids.h"
 #include "daemon/base/mutex.h"
 
 namespace tessera::client {
@@ -28,7 +27,7 @@ class Session {
     std::uint64_t serial;  // among this worker's sessions; never 0
     std::string address;
     Clock::Duration rpc_timeout;
-    const Environment* surroundings;
+    const Environment* environment;
     std::function<void(Clock::Duration limit)> on_draining;
   };
   // `door` is null where no memory is mapped.
@@ -38,7 +37,7 @@ class Session {
   std::uint64_t serial() const { return options_.serial; }
   SessionId id() const { return SessionId(welcome_.session().session_id()); }
   const v1::Welcome& welcome() const { return welcome_; }
-  const Environment& surroundings() const { return *options_.surroundings; }
+  const Environment& environment() const { return *options_.environment; }
   bool draining() const { return draining_.load(std::memory_order_relaxed); }
   MappedMemory* door() const { return door_.get(); }
 

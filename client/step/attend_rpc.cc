@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "client/sequence/compression.h"
 #include "daemon/base/strings.h"
-#include "tessera/compression.h"
 
 namespace tessera::client {
 
@@ -46,7 +46,7 @@ absl::Status AttendSome(Session& session, const AttendCall& call, std::span<cons
     if (row.first_query_position.has_value()) {
       item.set_first_query_position(*row.first_query_position);
     }
-    if (call.selection != nullptr) ToProto(*call.selection, *item.mutable_selection());
+    if (call.selection.has_value()) ToProto(*call.selection, *item.mutable_selection());
     v1::Tensor& query = *item.mutable_query();
     query.set_dtype(ToDType(call.model->type()));
     query.add_shape(row.queries);

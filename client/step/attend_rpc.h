@@ -7,11 +7,10 @@
 #include <span>
 
 #include "absl/status/status.h"
+#include "client/session/bound_model.h"
 #include "client/session/session.h"
-#include "daemon/base/ids.h"
 #include "kernels/dispatch/attend.h"
 #include "kernels/format/element.h"
-#include "tessera/model.h"
 
 namespace tessera::client {
 
@@ -30,7 +29,7 @@ struct AttendCall {
   std::uint32_t layer = 0;
   kernels::ElementType output_type = kernels::ElementType::kFp32;
   bool causal = true;
-  const kernels::SelectionRule* selection = nullptr;  // of every row; null: the policies
+  std::optional<kernels::SelectionRule> selection;  // of every row; unset: the policies
   std::span<const AttendRow> rows;
 };
 

@@ -5,6 +5,7 @@
 #include <string_view>
 #include <utility>
 
+#include "client/session/kernel_types.h"
 #include "daemon/base/strings.h"
 #include "kernels/cuda/common/step_view.h"
 #include "kernels/dispatch/per_head.h"
@@ -43,9 +44,10 @@ bool EachHeadOf(const std::optional<kernels::SelectionRule>& rule) {
 absl::Status ListRules(const StepBatch& batch, std::uint32_t layer, const StepTensors& tensors,
                        std::vector<std::optional<kernels::SelectionRule>>& rules) {
   rules.clear();
+  const std::optional<kernels::SelectionRule> named = RuleOf(tensors);
   std::optional<std::size_t> chooses;  // the first that does
   for (std::size_t i = 0; i < batch.items().size(); ++i) {
-    const kernels::SelectionRule* const one = RuleOf(batch.items()[i], layer, tensors);
+    const kernels::SelectionRule* const one = RuleOf(batch.items()[i], layer, named);
     rules.push_back(one == nullptr ? std::nullopt : std::optional(*one));
     if (one == nullptr) continue;
     if (!chooses.has_value()) chooses = i;
@@ -377,7 +379,7 @@ absl::Status GpuBackend::Attend(const StepBatch& batch, std::uint32_t layer,
   cuda::Error error = queue_->Attend({.geometry = geometry,
                                       .causal = tensors.causal,
                                       .appended = batch.appended(layer),
-                                      .output_type = tensors.output_type,
+                                      .output_type = ToKernels(tensors.output_type),
                                       .layer = layer,
                                       .limits = limits_,
                                       .step = memory_.at(image_at_),

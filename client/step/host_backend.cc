@@ -4,6 +4,7 @@
 #include <bit>
 #include <cstdlib>
 
+#include "client/session/kernel_types.h"
 #include "daemon/base/check.h"
 #include "daemon/base/strings.h"
 #include "proto/shm/tail_ring.h"
@@ -19,7 +20,7 @@ constexpr std::size_t kWorkspaceAlignment = 64;
 void HostBackend::FreeAligned::operator()(std::byte* bytes) const { std::free(bytes); }
 
 absl::Status HostBackend::Begin(const StepBatch&, const StepOptions& options) {
-  executor_ = options.executor != nullptr ? options.executor : &inline_executor_;
+  executor_.Use(options.executor);
   return absl::OkStatus();
 }
 
@@ -48,11 +49,12 @@ absl::Status HostBackend::Attend(const StepBatch& batch, std::uint32_t layer,
   const shm::LaneLayout& layout = model.layout();
   const kernels::LayerGeometry& geometry = model.geometry(layer);
   const std::size_t query_token = geometry.query_heads * model.row_bytes(layer);
-  const std::size_t output_token = std::size_t{geometry.query_heads} * geometry.head_dim *
-                                   kernels::ElementBytes(tensors.output_type);
+  const std::size_t output_token =
+      std::size_t{geometry.query_heads} * geometry.head_dim * ElementBytes(tensors.output_type);
+  const std::optional<kernels::SelectionRule> named = RuleOf(tensors);
   items_.Clear();
   for (const StepItem& item : batch.items()) {
-    const kernels::SelectionRule* const selection = RuleOf(item, layer, tensors);
+    const kernels::SelectionRule* const selection = RuleOf(item, layer, named);
     const std::uint64_t end = item.base + (batch.appended(layer) ? item.new_tokens : 0);
     float* const lse =
         tensors.lse.empty() ? nullptr : tensors.lse.data() + item.first_row * geometry.query_heads;
@@ -71,7 +73,9 @@ absl::Status HostBackend::Attend(const StepBatch& batch, std::uint32_t layer,
   }
   const kernels::LaneView* at = nullptr;  // the lane at fault
   items_.ForEachBatch(
-      {.geometry = geometry, .causal = tensors.causal, .output_type = tensors.output_type},
+      {.geometry = geometry,
+       .causal = tensors.causal,
+       .output_type = ToKernels(tensors.output_type)},
       [&](const kernels::AttendBatch& part) {
         const kernels::AttendResult result = Run(part);
         if (result.status != kernels::AttendStatus::kOk) at = part.items[result.item].lane;
@@ -90,14 +94,14 @@ absl::Status HostBackend::Attend(const StepBatch& batch, std::uint32_t layer,
 
 kernels::AttendResult HostBackend::Run(const kernels::AttendBatch& batch) {
   const kernels::AttendResult result =
-      kernels::Attend(implementation_, batch, {workspace_.get(), workspace_bytes_}, *executor_);
+      kernels::Attend(implementation_, batch, {workspace_.get(), workspace_bytes_}, executor_);
   if (result.status != kernels::AttendStatus::kWorkspaceTooSmall) return result;
   // Twice what is needed: lanes grow, and a steady decode shall not come here again and again.
   workspace_bytes_ = std::bit_ceil(2 * kernels::AttendWorkspaceBytes(batch));
   workspace_.reset(
       static_cast<std::byte*>(std::aligned_alloc(kWorkspaceAlignment, workspace_bytes_)));
   TESSERA_CHECK(workspace_ != nullptr, Concat("no memory for ", workspace_bytes_, " bytes"));
-  return kernels::Attend(implementation_, batch, {workspace_.get(), workspace_bytes_}, *executor_);
+  return kernels::Attend(implementation_, batch, {workspace_.get(), workspace_bytes_}, executor_);
 }
 
 }  // namespace tessera::client

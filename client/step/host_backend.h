@@ -26,8 +26,20 @@ class HostBackend final : public StepBackend {
   kernels::AttendResult Run(const kernels::AttendBatch& batch);
 
   const kernels::Implementation& implementation_;
-  kernels::Executor* executor_ = nullptr;
-  kernels::InlineExecutor inline_executor_;
+  // The caller's executor as the kernels call it; without one, the calling thread.
+  class CallersExecutor final : public kernels::Executor {
+   public:
+    void Use(client::Executor* executor) { executor_ = executor; }
+    void ParallelFor(std::uint32_t tasks, Task task, void* context) override {
+      if (executor_ != nullptr) return executor_->ParallelFor(tasks, task, context);
+      for (std::uint32_t i = 0; i < tasks; ++i) task(context, i);
+    }
+
+   private:
+    client::Executor* executor_ = nullptr;
+  };
+
+  CallersExecutor executor_;
   kernels::PerHeadItems items_;
   struct FreeAligned {
     void operator()(std::byte* bytes) const;

@@ -6,6 +6,7 @@
 #include <optional>
 #include <utility>
 
+#include "client/error/error_info.h"
 #include "client/step/mapped_step.h"
 #include "daemon/base/strings.h"
 #include "proto/shm/pin.h"
@@ -53,7 +54,7 @@ absl::Status MappedStep::PrepareBatch(Session& session, std::span<Sequence* cons
 }
 
 absl::Status MappedStep::BeginPinned(Session& session, const StepOptions& options) {
-  const Clock::TimePoint begun = surroundings_.clock->Now();
+  const Clock::TimePoint begun = environment_.clock->Now();
   Clock::Duration pause = kFirstPause;
   std::uint64_t reopened = 0;
   for (;;) {
@@ -71,7 +72,7 @@ absl::Status MappedStep::BeginPinned(Session& session, const StepOptions& option
       }
     }
     StepItem& item = batch_.items()[look.item];
-    const Clock::Duration waited = surroundings_.clock->Now() - begun;
+    const Clock::Duration waited = environment_.clock->Now() - begun;
     switch (look.finding) {
       case Finding::kNewMapping:
       case Finding::kRevoked:
@@ -270,8 +271,9 @@ absl::Status MappedStep::Unready(Session& session, const Look& look) const {
         Concat(sequence.id.ToString(), " is gone: it was freed, evicted or handed over"));
   }
   if (look.finding == Finding::kFailed) {
-    return absl::FailedPreconditionError(
-        Concat(sequence.id.ToString(), " has failed: ", description.failure()));
+    return WithCause(absl::FailedPreconditionError(
+                         Concat(sequence.id.ToString(), " has failed: ", description.failure())),
+                     ErrorCause::kSequenceFailed);
   }
   return absl::InternalError(Concat("the mapped snapshots of ", sequence.id.ToString(),
                                     " contradict its ", sequence.tokens,
@@ -281,7 +283,7 @@ absl::Status MappedStep::Unready(Session& session, const Look& look) const {
 absl::Status MappedStep::TailsTakenBack(const SequenceState& sequence, std::uint64_t times,
                                         Clock::Duration waited) const {
   const std::uint64_t bytes = batch_.model().layout().tail_bytes();
-  return absl::ResourceExhaustedError(
+  const absl::Status status = absl::ResourceExhaustedError(
       Concat("a tail of the batch was closed ", times, " times in ",
              std::chrono::duration<double>(waited).count(), " s, the last time that of ",
              sequence.id.ToString(), ": the pool has no room for the tails of all ",
@@ -289,22 +291,24 @@ absl::Status MappedStep::TailsTakenBack(const SequenceState& sequence, std::uint
              " bytes each, beside what they "
              "hold, or another worker appends to one of them. Retry with fewer sequences in a "
              "step, or free some"));
+  return WithCause(status, ErrorCause::kPoolFull);
 }
 
 absl::Status MappedStep::WaitForRing(const StepItem& item, Clock::TimePoint deadline,
                                      Clock::Duration waited, Clock::Duration& pause) {
   const std::uint64_t capacity = batch_.model().layout().ring_capacity();
-  if (surroundings_.clock->Now() >= deadline) {
-    return absl::ResourceExhaustedError(
+  if (environment_.clock->Now() >= deadline) {
+    const absl::Status status = absl::ResourceExhaustedError(
         Concat("the tail ring of ", item.sequence->id.ToString(), " is full: it has room for ",
                capacity, " tokens, and the daemon has not absorbed enough of the ",
                item.sequence->tokens, " committed to take ", item.new_tokens, " more; waited ",
                std::chrono::duration<double>(waited).count(),
                " s; retry, or free sequences if the pool is full"));
+    return WithCause(status, ErrorCause::kTailRingFull);
   }
   // Whatever the wake word says: a daemon that found no room for these tiles sleeps until asked.
   door_.source().SignalWake();
-  surroundings_.sleeper->Sleep(pause);
+  environment_.sleeper->Sleep(pause);
   pause = std::min(2 * pause, kLongestPause);
   return absl::OkStatus();
 }

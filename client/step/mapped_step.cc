@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "client/error/error_info.h"
 #include "client/sequence/bulk_append.h"
 #include "client/step/gpu_backend.h"
 #include "client/step/host_backend.h"
@@ -13,18 +14,26 @@ namespace tessera::client {
 
 namespace {
 
-std::unique_ptr<StepBackend> NewBackend(MappedMemory& door, const Environment& surroundings) {
+std::unique_ptr<StepBackend> NewBackend(MappedMemory& door, const Environment& environment) {
   if (door.gpu() != nullptr) return std::make_unique<GpuBackend>(*door.gpu(), door.extents());
-  return std::make_unique<HostBackend>(*surroundings.implementation);
+  return std::make_unique<HostBackend>(*environment.implementation);
 }
 
 }  // namespace
 
-MappedStep::MappedStep(MappedMemory& door, const Environment& surroundings, std::uint32_t slot)
+absl::StatusOr<MappedStep*> MappedStep::Take(MappedMemory& door, const Environment& environment) {
+  const absl::StatusOr<std::uint32_t> slot = door.TakeSlot();
+  if (!slot.ok()) return slot.status();
+  std::unique_ptr<SlotState>& kept = door.StateOf(*slot);
+  if (kept == nullptr) kept = std::make_unique<MappedStep>(door, environment, *slot);
+  return static_cast<MappedStep*>(kept.get());
+}
+
+MappedStep::MappedStep(MappedMemory& door, const Environment& environment, std::uint32_t slot)
     : door_(door),
-      surroundings_(surroundings),
+      environment_(environment),
       slot_(slot),
-      backend_(NewBackend(door, surroundings)) {}
+      backend_(NewBackend(door, environment)) {}
 
 bool MappedStep::StillPinned() const {
   return door_.control().readers[slot_].word.load(std::memory_order_seq_cst) == pin_;
@@ -182,10 +191,9 @@ absl::Status MappedStep::AskWhatCounts() {
     SequenceState& sequence = *batch_.items()[i].sequence;
     if (absl::Status status = RefreshTokens(*session_, sequence); !status.ok()) {
       for (const StepItem& item : batch_.items()) item.sequence->uncertain = true;
-      return absl::Status(status.code(),
-                          Concat("whether the step counts in ", sequence.id.ToString(),
-                                 ", whose tail went at its end, could not be asked: ",
-                                 AsStringView(status.message())));
+      return WithMessage(status, Concat("whether the step counts in ", sequence.id.ToString(),
+                                        ", whose tail went at its end, could not be asked: ",
+                                        AsStringView(status.message())));
     }
     const bool counts = sequence.tokens == commits_[i].tokens;
     all &= counts;
@@ -239,9 +247,11 @@ absl::Status MappedStep::Aborted() {
     (void)shm::Unpin(door_.control().readers[slot_].word, pin_);
   }
   Finish();
-  return absl::AbortedError(
-      "the daemon took this step's pin back: it was overdue, and memory was waiting for it; "
-      "nothing was committed, do the step again");
+  return WithCause(
+      absl::AbortedError(
+          "the daemon took this step's pin back: it was overdue, and memory was waiting for it; "
+          "nothing was committed, do the step again"),
+      ErrorCause::kPinRevoked);
 }
 
 absl::Status MappedStep::LeaseLost() {
@@ -258,6 +268,6 @@ void MappedStep::Finish() {
   open_ = marked_ = doubtful_ = false;
 }
 
-void MappedStep::Release() { door_.ReturnStep(slot_); }
+void MappedStep::Release() { door_.ReturnSlot(slot_); }
 
 }  // namespace tessera::client

@@ -11,20 +11,22 @@
 #include <span>
 #include <vector>
 
-#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "client/mapped/mapped_memory.h"
 #include "client/session/environment.h"
 #include "client/session/session.h"
 #include "client/step/step_backend.h"
 #include "client/step/step_batch.h"
-#include "tessera/step.h"
+#include "client/step/step_engine.h"
 
 namespace tessera::client {
 
-class MappedStep final : public StepEngine {
+class MappedStep final : public StepEngine, public SlotState {
  public:
+  // The step of a free reader slot; RESOURCE_EXHAUSTED if all are taken. Release returns the slot.
+  static absl::StatusOr<MappedStep*> Take(MappedMemory& door, const Environment& environment);
   // Both outlive the step.
-  MappedStep(MappedMemory& door, const Environment& surroundings, std::uint32_t slot);
+  MappedStep(MappedMemory& door, const Environment& environment, std::uint32_t slot);
 
   // Errors give the slot back.
   absl::Status Begin(Session& session, std::span<Sequence* const> sequences,
@@ -94,7 +96,7 @@ class MappedStep final : public StepEngine {
   void Finish();
 
   MappedMemory& door_;
-  const Environment& surroundings_;
+  const Environment& environment_;
   const std::uint32_t slot_;
 
   bool open_ = false;

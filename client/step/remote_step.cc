@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "client/sequence/bulk_append.h"
+#include "client/session/kernel_types.h"
 #include "client/step/attend_rpc.h"
 #include "daemon/base/strings.h"
 
@@ -83,8 +84,8 @@ absl::Status RemoteStep::Attend(std::uint32_t layer, const StepTensors& tensors)
   const BoundModel& model = batch_.model();
   const kernels::LayerGeometry& geometry = model.geometry(layer);
   const std::size_t query_token = geometry.query_heads * model.row_bytes(layer);
-  const std::size_t output_token = std::size_t{geometry.query_heads} * geometry.head_dim *
-                                   kernels::ElementBytes(tensors.output_type);
+  const std::size_t output_token =
+      std::size_t{geometry.query_heads} * geometry.head_dim * ElementBytes(tensors.output_type);
   std::vector<AttendRow> rows;
   for (const StepItem& item : batch_.items()) {
     rows.push_back(
@@ -102,13 +103,12 @@ absl::Status RemoteStep::Attend(std::uint32_t layer, const StepTensors& tensors)
   }
   absl::Status status = batch_.Observe(layer, tensors.query, StepBatch::QueryRows::kAll);
   if (!status.ok()) return status;
-  return AttendByRpc(*session_,
-                     {.model = &model,
-                      .layer = layer,
-                      .output_type = tensors.output_type,
-                      .causal = tensors.causal,
-                      .selection = tensors.selection.has_value() ? &*tensors.selection : nullptr,
-                      .rows = rows});
+  return AttendByRpc(*session_, {.model = &model,
+                                 .layer = layer,
+                                 .output_type = ToKernels(tensors.output_type),
+                                 .causal = tensors.causal,
+                                 .selection = RuleOf(tensors),
+                                 .rows = rows});
 }
 
 absl::Status RemoteStep::AppendAndAttend(std::uint32_t layer, const StepTensors& tensors) {

@@ -11,7 +11,7 @@
 #include "absl/status/status.h"
 #include "client/session/session.h"
 #include "client/step/step_batch.h"
-#include "tessera/step.h"
+#include "client/step/step_engine.h"
 
 namespace tessera::client {
 

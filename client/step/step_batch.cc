@@ -4,8 +4,10 @@
 #include <string_view>
 #include <utility>
 
+#include "client/sequence/compression.h"
+#include "client/sequence/sequence_access.h"
+#include "client/session/kernel_types.h"
 #include "daemon/base/strings.h"
-#include "tessera/compression.h"
 
 namespace tessera::client {
 
@@ -23,9 +25,9 @@ absl::Status CheckBytes(std::string_view what, std::size_t given, std::uint64_t 
 
 }  // namespace
 
-absl::Status CheckOutputType(kernels::ElementType type, const BoundModel& model) {
-  if (type == kernels::ElementType::kFp32 || type == model.type()) return absl::OkStatus();
-  return absl::InvalidArgumentError(Concat("output_type is ", kernels::ElementName(type),
+absl::Status CheckOutputType(ElementType type, const BoundModel& model) {
+  if (type == ElementType::kFp32 || ToKernels(type) == model.type()) return absl::OkStatus();
+  return absl::InvalidArgumentError(Concat("output_type is ", kernels::ElementName(ToKernels(type)),
                                            "; served are fp32 and the model's, ",
                                            kernels::ElementName(model.type())));
 }
@@ -38,12 +40,12 @@ absl::Status StepBatch::Take(std::span<Sequence* const> sequences, const StepOpt
                                              sequences.size(), " sequences"));
   }
   absl::Status status = absl::OkStatus();
-  model_ = sequences.front()->state()->model.get();
+  model_ = SequenceAccess::State(*sequences.front())->model.get();
   rows_ = 0;
   items_.reserve(sequences.size());
   for (std::size_t i = 0; i < sequences.size() && status.ok(); ++i) {
     const std::uint32_t count = each.empty() ? options.new_tokens : each[i];
-    absl::StatusOr<SequenceUse> use = SequenceUse::Take(sequences[i]->state());
+    absl::StatusOr<SequenceUse> use = SequenceUse::Take(SequenceAccess::State(*sequences[i]));
     if (!use.ok()) {
       status = use.status();
     } else if ((*use)->model.get() != model_) {
@@ -99,9 +101,14 @@ absl::Status StepBatch::CheckAppend(std::uint32_t layer, std::span<const std::by
   return status;
 }
 
+std::optional<kernels::SelectionRule> RuleOf(const StepTensors& tensors) {
+  if (!tensors.selection.has_value()) return std::nullopt;
+  return ToKernels(*tensors.selection);
+}
+
 const kernels::SelectionRule* RuleOf(const StepItem& item, std::uint32_t layer,
-                                     const StepTensors& tensors) {
-  if (tensors.selection.has_value()) return &*tensors.selection;
+                                     const std::optional<kernels::SelectionRule>& named) {
+  if (named.has_value()) return &*named;
   const std::optional<PolicySelection>& policy = item.sequence->selection;
   if (!policy.has_value() || layer < policy->dense_layers) return nullptr;
   // More tokens than share a choice are a prompt, which reads everything.
@@ -126,7 +133,7 @@ absl::Status StepBatch::CheckAttend(std::uint32_t layer, const StepTensors& tens
                       model_->type());
   if (status.ok()) {
     status = CheckBytes("output", tensors.output.size(), rows_, geometry.query_heads, geometry,
-                        tensors.output_type);
+                        ToKernels(tensors.output_type));
   }
   if (status.ok() && !tensors.lse.empty() && tensors.lse.size() != rows_ * geometry.query_heads) {
     status = absl::InvalidArgumentError(Concat("lse has ", tensors.lse.size(), " floats; [", rows_,

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -76,11 +77,13 @@ class StepBatch {
   std::vector<bool> refused_;   // likewise: its queries, by Observe
 };
 
-// What is read for an item where the call does not say it for all: what its policy says.
+// The rule that a call names for all items.
+std::optional<kernels::SelectionRule> RuleOf(const StepTensors& tensors);
+// The rule of an item: `named` by the call, or else that of its policy.
 const kernels::SelectionRule* RuleOf(const StepItem& item, std::uint32_t layer,
-                                     const StepTensors& tensors);
+                                     const std::optional<kernels::SelectionRule>& named);
 
-// INVALID_ARGUMENT where the output type is neither fp32 nor the model's.
-absl::Status CheckOutputType(kernels::ElementType type, const BoundModel& model);
+// INVALID_ARGUMENT if the output type is neither fp32 nor the model's.
+absl::Status CheckOutputType(ElementType type, const BoundModel& model);
 
 }  // namespace tessera::client

@@ -7,6 +7,7 @@
 #include <memory>
 #include <vector>
 
+#include "client/api/worker_access.h"
 #include "kernels/dispatch/implementation.h"
 #include "tessera/worker.h"
 #include "tests/fakes/daemon/mapped_daemon.h"
@@ -28,7 +29,7 @@ struct Setup {
         kv(batch_size * kKvHeads * kHeadDim, 0x3f80),
         query(batch_size * kQueryHeads * kHeadDim, 0x3c00),
         output(query.size()) {
-    worker = *client::Worker::Attach({.address = "fake:daemon"}, daemon.NewConnector());
+    worker = *client::AttachWith({.address = "fake:daemon"}, {}, daemon.NewConnector());
     client::ModelGeometry geometry;
     geometry.name = "bench";
     geometry.layers.assign(

@@ -120,7 +120,7 @@ TEST_F(CInterface, PoliciesChooseTheSameByIt) {
     ASSERT_EQ(tessera_sequence_handover(made, mapped_->session_id().value(), &error_), TESSERA_OK)
         << error_.message;
     tessera_sequence_destroy(made);
-    const auto adopted = mapped_->Adopt(model_, SequenceId(id));
+    const auto adopted = mapped_->Adopt(model_, client::SequenceId(id));
     ASSERT_TRUE(adopted.ok()) << adopted.status();
     const v1::DescribeResponse held = Entries(*adopted);
     const v1::DescribeResponse wanted = Entries(expected);

@@ -389,7 +389,7 @@ TEST_F(Death, AKilledDaemonIsNoticedUnmappedAndReplaced) {
   ASSERT_TRUE(worker.Decode(&error).ok());
   ASSERT_GT(MappedFromDaemon(), 0);
   const std::string folder = daemon_->folder();
-  const SequenceId before = worker.sequence.id();
+  const client::SequenceId before = worker.sequence.id();
 
   daemon_->Kill(SIGKILL);
   daemon_->WaitForExit(10);

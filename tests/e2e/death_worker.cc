@@ -129,7 +129,7 @@ void WorkForEver(const std::string& what, const std::string& address, PhaseWord&
       client::Sequence child = Must(sequence.Fork());
       const InPhase inside(phase, Phase::kCompress);
       Must(child
-               .Compress({.kept_channels = 16, .summary = kernels::Summary::kMean},
+               .Compress({.kept_channels = 16, .summary = client::Summary::kMean},
                          {.key = rotations, .value = rotations})
                .status());
     } else if (what == "offload") {

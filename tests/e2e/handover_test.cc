@@ -15,11 +15,11 @@ namespace {
 class Handover : public Prefixes, public testing::WithParamInterface<const char*> {
  protected:
   void HandTo(client::Worker& worker, client::Sequence& sequence) {
-    const SequenceId id = sequence.id();
+    const client::SequenceId id = sequence.id();
     const std::uint64_t tokens = sequence.tokens();
     const std::uint64_t next = sequence.next_position();
     const std::string policy = sequence.policy();
-    const std::string needs = sequence.needs().SerializeAsString();
+    const client::PolicyNeeds needs = sequence.needs();
     const absl::Status given = sequence.Handover(worker.session_id());
     ASSERT_TRUE(given.ok()) << given;
     EXPECT_TRUE(absl::IsNotFound(sequence.Compress().status())) << "the handle is spent";
@@ -29,7 +29,7 @@ class Handover : public Prefixes, public testing::WithParamInterface<const char*
     EXPECT_EQ(sequence.tokens(), tokens);
     EXPECT_EQ(sequence.next_position(), next);
     EXPECT_EQ(sequence.policy(), policy);
-    EXPECT_EQ(sequence.needs().SerializeAsString(), needs);
+    EXPECT_EQ(sequence.needs(), needs);
   }
   void DecodeBy(client::Worker& worker, client::Sequence& sequence, SyntheticSequence& truth,
                 int tokens) {

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "client/api/worker_access.h"
 #include "client/bench/workload/synthetic.h"
 #include "tessera/v1/admin.grpc.pb.h"
 #include "tessera/worker.h"
@@ -253,7 +254,7 @@ TEST_F(Offload, PoliciesMayLetRowsKeepLess) {
     tracks.pop_back();
     const auto answers = Ask(first, /*by_rpc=*/true);
     ASSERT_TRUE(answers.ok()) << answers.status();
-    const auto described = first.sequence.DescribeEntries();
+    const auto described = client::DescribeMessage(first.sequence, client::Detail::kEntries);
     ASSERT_TRUE(described.ok());
     EXPECT_EQ(described->tokens(), kTokens);
     const auto published = first.sequence.Publish(std::vector<std::uint32_t>(kTokens, 1));
@@ -356,13 +357,13 @@ TEST_F(Offload, CompressedSequencesComeBackBitForBit) {
       ASSERT_TRUE(compressed.ok()) << compressed.status();
       const auto before = Ask(track, /*by_rpc=*/!mapped);
       ASSERT_TRUE(before.ok()) << before.status();
-      const auto entries = track.sequence.DescribeEntries();
+      const auto entries = client::DescribeMessage(track.sequence, client::Detail::kEntries);
       ASSERT_TRUE(entries.ok()) << entries.status();
 
       const auto moved = track.sequence.Offload();
       ASSERT_TRUE(moved.ok()) << moved.status();
       EXPECT_GT(*moved, 0u);
-      const auto away = track.sequence.DescribeEntries();
+      const auto away = client::DescribeMessage(track.sequence, client::Detail::kEntries);
       ASSERT_TRUE(away.ok());
       EXPECT_EQ(away->state(), v1::SEQUENCE_STATE_OFFLOADED);
       EXPECT_EQ(away->tile_bytes(), 0u);
@@ -372,7 +373,7 @@ TEST_F(Offload, CompressedSequencesComeBackBitForBit) {
       const auto after = Ask(track, /*by_rpc=*/!mapped);
       ASSERT_TRUE(after.ok()) << after.status();
       EXPECT_EQ(*after, *before);
-      const auto back = track.sequence.DescribeEntries();
+      const auto back = client::DescribeMessage(track.sequence, client::Detail::kEntries);
       ASSERT_TRUE(back.ok());
       EXPECT_EQ(back->tile_bytes(), entries->tile_bytes());
       EXPECT_EQ(back->rotation_bytes(), entries->rotation_bytes());
@@ -387,7 +388,8 @@ TEST_F(Offload, CompressedSequencesComeBackBitForBit) {
       }
       ASSERT_TRUE(track.sequence.Offload().ok());
       ASSERT_TRUE(track.sequence.Restore().ok());
-      EXPECT_EQ(track.sequence.DescribeEntries()->state(), v1::SEQUENCE_STATE_LIVE);
+      EXPECT_EQ(client::DescribeMessage(track.sequence, client::Detail::kEntries)->state(),
+                v1::SEQUENCE_STATE_LIVE);
     }
   }
 }

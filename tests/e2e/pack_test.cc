@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "client/api/worker_access.h"
 #include "client/cli/status.h"
 #include "client/tools/admin.h"
 #include "tests/e2e/packed_lanes.h"
@@ -118,10 +119,10 @@ TEST_F(PackedLanes, KeepingEveryChannelIsDenseAttentionWithinRounding) {
     dense.push_back(ByRpc(*mapped_, sequence, truth, layer, last, std::nullopt));
   }
   Packing packing = {.kept_channels = shape_.head_dim, .group = 1u << random_.Below(3)};
-  v1::CompressResponse response;
+  client::CompressResult response;
   ASSERT_TRUE(Compress(sequence, packing, {}, &response));
-  EXPECT_EQ(response.entries_packed(), truth.tokens() * shape_.layers * shape_.kv_heads);
-  EXPECT_EQ(response.rotation_bytes(), 0u);
+  EXPECT_EQ(response.entries_packed, truth.tokens() * shape_.layers * shape_.kv_heads);
+  EXPECT_EQ(response.rotation_bytes, 0u);
   for (std::uint32_t layer = 0; layer < shape_.layers; ++layer) {
     const Output packed = ByRpc(*mapped_, sequence, truth, layer, last, std::nullopt);
     for (std::size_t i = 0; i < packed.output.size(); ++i) {
@@ -139,9 +140,9 @@ TEST_F(PackedLanes, RotationsThatKeepEverythingCostRoundingAlone) {
   Append(sequence, truth, random_.Between(30, 200));
   Packing packing = {.kept_channels = shape_.head_dim};
   const Rotated rotated = RandomRotations(packing);
-  v1::CompressResponse response;
+  client::CompressResult response;
   ASSERT_TRUE(Compress(sequence, packing, rotated, &response));
-  EXPECT_EQ(response.rotation_bytes(), rotated.key.size() + rotated.value.size());
+  EXPECT_EQ(response.rotation_bytes, rotated.key.size() + rotated.value.size());
   const std::vector<Output> outputs = Decode(*mapped_, sequence, truth, std::nullopt);
   for (std::uint32_t layer = 0; layer < shape_.layers; ++layer) {
     EXPECT_LT(truth.Error(layer, truth.tokens() - 1, outputs[layer].output), 0.05);
@@ -194,13 +195,13 @@ TEST_F(PackedLanes, DescribeShowsTheForm) {
   Append(sequence, truth, 70);
   const Packing packing = {.kept_channels = 16,
                            .group = 2,
-                           .values = kernels::ValueType::kInt8,
+                           .values = client::ValueType::kInt8,
                            .summary = Summary::kMean,
                            .block = 16};
-  v1::CompressResponse response;
+  client::CompressResult response;
   ASSERT_TRUE(Compress(sequence, packing, RandomRotations(packing), &response));
   Append(sequence, truth, 9);
-  const auto described = sequence.Describe(/*lanes=*/true);
+  const auto described = client::DescribeMessage(sequence, client::Detail::kLanes);
   ASSERT_TRUE(described.ok()) << described.status();
   std::uint64_t packed_bytes = 0;
   std::uint64_t rotation_bytes = 0;
@@ -223,8 +224,8 @@ TEST_F(PackedLanes, DescribeShowsTheForm) {
     EXPECT_EQ(lane.segment_run(1).kept_channels(), 0u);
     EXPECT_EQ(run.tile_bytes() + lane.segment_run(1).tile_bytes(), lane.tile_bytes());
   }
-  EXPECT_EQ(packed_bytes, response.tile_bytes_after());
-  EXPECT_EQ(rotation_bytes, response.rotation_bytes());
+  EXPECT_EQ(packed_bytes, response.tile_bytes_after);
+  EXPECT_EQ(rotation_bytes, response.rotation_bytes);
 
   // `tessera status` says the same for all lanes together: 70 of 79 entries are packed.
   auto admin = cli::Admin::At({.address = daemon_->address(), .tls = std::nullopt});

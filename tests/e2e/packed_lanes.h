@@ -9,7 +9,9 @@
 #include <utility>
 #include <vector>
 
+#include "client/api/worker_access.h"
 #include "client/bench/workload/synthetic.h"
+#include "client/session/kernel_types.h"
 #include "tessera/worker.h"
 #include "tests/fakes/daemon/daemon_process.h"
 #include "tests/fakes/rotations.h"
@@ -22,15 +24,17 @@ using cli::SyntheticSequence;
 using cli::SyntheticShape;
 using cli::WritableBytesOf;
 using client::Packing;
+using client::SelectionRule;
+using client::Summary;
 using fakes::DaemonProcess;
-using kernels::SelectionRule;
-using kernels::Summary;
 
 struct Rotated {
   std::vector<std::byte> key;
   std::vector<std::byte> value;
   kernels::ElementType type = kernels::ElementType::kBf16;
-  client::RotationTensors tensors() const { return {.key = key, .value = value, .type = type}; }
+  client::RotationTensors tensors() const {
+    return {.key = key, .value = value, .type = client::FromKernels(type)};
+  }
 };
 
 class PackedLanes : public testing::Test {
@@ -53,8 +57,8 @@ class PackedLanes : public testing::Test {
     model_ = *mapped_->RegisterModel(shape_.Geometry());
   }
   void Attach(std::unique_ptr<client::Worker>& worker, bool map_memory) {
-    auto attached = client::Worker::Attach(
-        {.address = daemon_->address(), .map_memory = map_memory, .gpus = gpus_});
+    auto attached = client::AttachWith({.address = daemon_->address(), .map_memory = map_memory},
+                                       {.gpus = gpus_});
     ASSERT_TRUE(attached.ok()) << attached.status();
     worker = *std::move(attached);
   }
@@ -93,7 +97,7 @@ class PackedLanes : public testing::Test {
       return packing;
     }
     packing.group = 1u << random_.Below(3);
-    packing.values = static_cast<kernels::ValueType>(random_.Between(1, 4));
+    packing.values = static_cast<client::ValueType>(random_.Between(1, 4));
     const bool turned = random_.OneIn(2);
     if (turned && random_.OneIn(2)) {
       packing.channels = packing.group * static_cast<std::uint32_t>(
@@ -106,7 +110,7 @@ class PackedLanes : public testing::Test {
     return packing;
   }
   bool Compress(client::Sequence& sequence, const Packing& packing, const Rotated& rotated,
-                v1::CompressResponse* response = nullptr) {
+                client::CompressResult* response = nullptr) {
     const auto compressed = sequence.Compress(packing, rotated.tensors());
     EXPECT_TRUE(compressed.ok()) << compressed.status();
     if (compressed.ok() && response != nullptr) *response = *compressed;

@@ -9,6 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "client/api/worker_access.h"
+#include "daemon/base/strings.h"
 #include "kernels/dispatch/implementation.h"
 #include "tests/e2e/packed_lanes.h"
 
@@ -32,8 +34,8 @@ TEST_F(PackedLanes, SelectSaysWhatAttendReads) {
   const std::uint64_t position = truth.tokens() - 1;
   for (std::uint32_t layer = 0; layer < shape_.layers; ++layer) {
     const auto query = truth.Query(layer, position);
-    const auto selected =
-        mapped_->Select(layer, {.sequence = &sequence, .query = BytesOf(query)}, rule);
+    const auto selected = client::SelectMessage(
+        *mapped_, layer, {.sequence = &sequence, .query = BytesOf(query)}, rule);
     ASSERT_TRUE(selected.ok()) << selected.status();
     EXPECT_EQ(selected->tokens(), truth.tokens());
     ASSERT_EQ(selected->heads_size(),
@@ -160,15 +162,15 @@ TEST_F(PackedLanes, SelectIsTheKernelsChoice) {
     const Packing packing = {
         .kept_channels = 4 * static_cast<std::uint32_t>(random_.Between(1, shape_.head_dim / 4)),
         .group = 1u << random_.Below(3),
-        .values = static_cast<kernels::ValueType>(random_.Between(1, 4)),
+        .values = static_cast<client::ValueType>(random_.Between(1, 4)),
         .summary = static_cast<Summary>(random_.Between(1, 2)),
         .block = 4u << random_.Below(3)};
     ASSERT_TRUE(Compress(sequence, packing, {}));
     kernels::TileShape shape = kernels::DenseShape(shape_.head_dim, kernels::ElementType::kBf16);
-    shape.format = kernels::PackedFormat(packing.values);
+    shape.format = kernels::PackedFormat(client::ToKernels(packing.values));
     shape.key.kept = shape.value.kept = static_cast<std::uint16_t>(packing.kept_channels);
     shape.group = static_cast<std::uint8_t>(packing.group);
-    shape.summary = packing.summary;
+    shape.summary = client::ToKernels(packing.summary);
     shape.block = static_cast<std::uint8_t>(packing.block);
     const SelectionRule rule = RandomRule();
     const auto queries =
@@ -180,15 +182,16 @@ TEST_F(PackedLanes, SelectIsTheKernelsChoice) {
       const std::vector<std::uint16_t> one = truth.Query(layer, q);
       query.insert(query.end(), one.begin(), one.end());
     }
-    const auto selected = mapped_->Select(layer,
-                                          {.sequence = &sequence,
-                                           .queries = queries,
-                                           .query = BytesOf(query),
-                                           .first_query_position = position},
-                                          rule);
+    const auto selected = client::SelectMessage(*mapped_, layer,
+                                                {.sequence = &sequence,
+                                                 .queries = queries,
+                                                 .query = BytesOf(query),
+                                                 .first_query_position = position},
+                                                rule);
     ASSERT_TRUE(selected.ok()) << selected.status();
     const std::uint32_t choices = rule.each_head ? shape_.query_heads : shape_.kv_heads;
     ASSERT_EQ(selected->heads_size(), static_cast<int>(choices));
+    const kernels::SelectionRule kernel_rule = client::ToKernels(rule);
     for (std::uint32_t head = 0; head < choices; ++head) {
       const std::uint32_t kv_head = rule.each_head ? head / shape_.group() : head;
       const LocalLane lane(truth, layer, kv_head, shape);
@@ -198,7 +201,7 @@ TEST_F(PackedLanes, SelectIsTheKernelsChoice) {
                                         .queries = queries,
                                         .first_query_position = position,
                                         .query = query.data(),
-                                        .selection = &rule};
+                                        .selection = &kernel_rule};
       const kernels::AttendBatch batch = {
           .geometry = {.query_heads = shape_.query_heads,
                        .kv_heads = choices,
@@ -253,7 +256,7 @@ TEST_F(PackedLanes, QuestReadsSoManyPagesInAll) {
     }
     const auto query = truth.Query(0, truth.tokens() - 1);
     const auto selected =
-        mapped_->Select(0, {.sequence = &*sequence, .query = BytesOf(query)}, rule);
+        client::SelectMessage(*mapped_, 0, {.sequence = &*sequence, .query = BytesOf(query)}, rule);
     ASSERT_TRUE(selected.ok()) << selected.status();
     for (const v1::HeadSelection& head : selected->heads()) {
       std::vector<bool> pages((truth.tokens() + page - 1) / page);

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <utility>
 
+#include "client/api/worker_access.h"
 #include "client/bench/measure/syscalls.h"
 
 namespace tessera::cli::bench {
@@ -58,7 +59,7 @@ absl::Status DecodeLoop::Step(absl::FunctionRef<void(absl::FunctionRef<void()>)>
 
 v1::AttendRequest DecodeLoop::AttendRequest() const {
   v1::AttendRequest request;
-  *request.mutable_session() = worker_->welcome().session();
+  *request.mutable_session() = client::WelcomeMessage(*worker_).session();
   v1::AttendItem& item = *request.add_items();
   item.set_sequence_id(sequence_.id().value());
   item.mutable_query()->set_dtype(v1::DTYPE_BF16);

@@ -29,7 +29,7 @@ float Normal(std::uint64_t bits) {
 client::ModelGeometry SyntheticShape::Geometry() const {
   client::ModelGeometry geometry;
   geometry.name = Concat("synthetic-", layers, "x", query_heads, "x", kv_heads, "x", head_dim);
-  geometry.type = kernels::ElementType::kBf16;
+  geometry.type = client::ElementType::kBf16;
   geometry.layers.assign(layers,
                          {.query_heads = query_heads, .kv_heads = kv_heads, .head_dim = head_dim});
   geometry.delimiter_token_ids = {kDelimiter};

@@ -1,23 +1,23 @@
-// A model's geometry as the worker states it, and as a session knows it once registered.
+// A model's geometry as the worker states it, and the handle of a registered model.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
-#include "absl/status/statusor.h"
-#include "daemon/base/ids.h"
-#include "daemon/base/mutex.h"
-#include "kernels/format/element.h"
-#include "kernels/format/layer_geometry.h"
-#include "proto/shm/lane_layout.h"
-#include "tessera/v1/common.pb.h"
+#include "tessera/ids.h"
 
 namespace tessera::client {
 
-using kernels::ElementType;
+struct ModelRecord;
+
+// Of K, V and Q. The numbers are those of the wire format.
+enum class ElementType : std::uint8_t { kBf16 = 1, kFp16 = 2, kFp32 = 3 };
+
+constexpr std::size_t ElementBytes(ElementType type) { return type == ElementType::kFp32 ? 4 : 2; }
 
 struct LayerGeometry {
   std::uint32_t query_heads = 0;  // a multiple of kv_heads
@@ -48,64 +48,14 @@ struct ModelGeometry {
   std::vector<std::uint32_t> delimiter_token_ids;
 };
 
-v1::ModelGeometry ToProto(const ModelGeometry& geometry);
-v1::DType ToDType(ElementType type);
-
-// A registered model in one session. Immutable: the next session may give it another id and
-// another ring.
-class BoundModel {
- public:
-  // INVALID_ARGUMENT where a lane layout cannot be made of it. What else the daemon refuses it
-  // says itself.
-  static absl::Status Check(const ModelGeometry& geometry);
-  BoundModel(ModelId id, const ModelGeometry& geometry, std::uint32_t ring_tiles);
-  BoundModel(const BoundModel&) = delete;  // geometries point into it
-  BoundModel& operator=(const BoundModel&) = delete;
-
-  ModelId id() const { return id_; }
-  ElementType type() const { return type_; }
-  std::uint32_t layers() const { return layout_.layers(); }
-  const shm::LaneLayout& layout() const { return layout_; }
-  // Points into this model.
-  const kernels::LayerGeometry& geometry(std::uint32_t layer) const { return geometry_[layer]; }
-  std::size_t row_bytes(std::uint32_t layer) const {
-    return geometry_[layer].head_dim * kernels::ElementBytes(type_);
-  }
-  // Of K or V of one token of one layer.
-  std::size_t token_bytes(std::uint32_t layer) const {
-    return geometry_[layer].kv_heads * row_bytes(layer);
-  }
-
- private:
-  const ModelId id_;
-  const ElementType type_;
-  const shm::LaneLayout layout_;
-  const std::vector<std::vector<float>> sinks_;
-  std::vector<kernels::LayerGeometry> geometry_;
-};
-
-// What the worker holds: the geometry, and its present binding. Registered anew, unseen, when the
-// worker attaches again.
-struct ModelRecord {
-  explicit ModelRecord(ModelGeometry stated) : geometry(std::move(stated)) {}
-
-  std::shared_ptr<const BoundModel> bound() const {
-    MutexLock lock(mutex);
-    return current;
-  }
-
-  const ModelGeometry geometry;
-  mutable Mutex mutex;
-  std::shared_ptr<const BoundModel> current TESSERA_GUARDED_BY(mutex);
-};
-
-// A copyable handle of a registered model.
+// A copyable handle of a registered model. A default-constructed handle has an empty geometry and
+// an invalid id; calls that take one answer INVALID_ARGUMENT.
 class Model {
  public:
   Model() = default;
   bool valid() const { return record_ != nullptr; }
-  const ModelGeometry& geometry() const { return record_->geometry; }
-  ModelId id() const { return record_->bound()->id(); }
+  const ModelGeometry& geometry() const;
+  ModelId id() const;
 
  private:
   friend class Worker;

@@ -1,4 +1,4 @@
-// Published prefixes, as a worker asks for them and makes them.
+// Published prefixes, as a worker finds and publishes them.
 #pragma once
 
 #include <chrono>
@@ -6,32 +6,31 @@
 #include <span>
 #include <string>
 
-#include "daemon/base/clock.h"
-#include "daemon/base/ids.h"
+#include "tessera/ids.h"
 #include "tessera/model.h"
 
 namespace tessera::client {
 
 struct PublishOptions {
-  // Since it was last published, matched or forked, while nothing forked from it lives. Zero: no
-  // limit.
+  // How long it may be idle: since it was last published, matched or forked, while no fork of it
+  // lives. Zero: no limit.
   std::chrono::milliseconds ttl{0};
-  bool pinned = false;  // stays until it is freed by name
+  bool pinned = false;  // kept until it is freed by id
 };
 
 struct PublishedPrefix {
   PrefixId prefix;
   std::uint64_t tokens = 0;
-  bool deduplicated = false;  // somebody had published these tokens before
-  bool rebased = false;       // the sequence reads that copy now, and its own is gone
+  bool deduplicated = false;  // another worker had published these tokens before
+  bool rebased = false;       // the sequence reads that copy now, and its own is freed
 };
 
 struct MatchOptions {
   std::string policy;  // as CreateSequence takes it
   std::span<const std::uint32_t> tokens;
-  // How long to wait where another worker computes more of them than is published.
+  // How long to wait if another worker is computing more of them than is published.
   std::chrono::milliseconds wait{0};
-  // This worker computes, and publishes, what it does not find: others may wait for that.
+  // This worker will compute and publish what is missing: others may wait for it.
   bool will_compute = false;
 };
 
@@ -39,9 +38,9 @@ struct PrefixMatch {
   Model model;
   PrefixId prefix;              // invalid: nothing is published
   std::uint64_t tokens = 0;     // that match; Fork takes as many
-  std::uint64_t computing = 0;  // more than `tokens`: as many as another worker computes now
-  // Where this worker computes the rest. Over when it has published the list; to be withdrawn
-  // where it will not.
+  std::uint64_t computing = 0;  // if more than `tokens`: as many are being computed elsewhere
+  // Set if this worker computes the rest. It ends when the worker publishes the list; withdraw it
+  // if the worker will not.
   ComputationId computation;
 
   bool found() const { return prefix.valid(); }

@@ -8,21 +8,18 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "client/observe/observer.h"
-#include "daemon/base/ids.h"
 #include "tessera/compression.h"
+#include "tessera/description.h"
 #include "tessera/model.h"
 #include "tessera/prefix.h"
-#include "tessera/v1/tessera.pb.h"
 
 namespace tessera::client {
 
 class Core;
-class Session;
 struct SequenceState;
 
-// K and V of a run of tokens, [layers][tokens][kv_heads][head_dim] in the model's type. Host
-// memory; where the session maps a GPU's memory, of that GPU if you like.
+// K and V of consecutive tokens, [layers][tokens][kv_heads][head_dim] in the model's type. Host
+// memory, or memory of the GPU that the session maps.
 struct AppendTensors {
   std::span<const std::byte> key;
   std::span<const std::byte> value;
@@ -35,8 +32,20 @@ struct AppendTensors {
   bool end_of_prompt = false;
 };
 
-// Move-only. One thread at a time; other sequences may be used on other threads. A sequence that is
-// in a step takes no other call until the step has ended (FAILED_PRECONDITION).
+// Rows of consecutive tokens of one layer, in host memory, rotated as keys are stored.
+struct ObservedRows {
+  std::uint32_t layer = 0;
+  std::uint64_t first_token = 0;
+  std::span<const std::byte> query;  // [tokens][query_heads][head_dim], the model's type
+  // [tokens][kv_heads][head_dim]: of a prompt, if needs().attention_sums.
+  std::span<const std::byte> key;
+  // How long the prompt will be, if known: fewer queries by norm are kept then. 0: all are kept.
+  std::uint64_t prompt_tokens = 0;
+};
+
+// Move-only. One thread at a time; other sequences may be used on other threads. A sequence in a
+// step takes no other call until the step has ended (FAILED_PRECONDITION). A default-constructed or
+// moved-from handle answers INVALID_ARGUMENT.
 //
 // The destructor frees the sequence, if the daemon still holds it for this worker.
 class Sequence {
@@ -55,81 +64,68 @@ class Sequence {
   // positions. Constant within a step.
   std::uint64_t next_position() const;
 
-  // Appends in bulk, in as many pieces as the staging arena or the largest message asks for. All
-  // of it, or nothing: the pieces before one that failed are taken back (unless other layers are
-  // ahead, when the message says how far this one got). Returns the tokens that every layer holds
-  // then. A sequence that decodes stops decoding; the
-  // next BeginStep starts it again.
+  // Appends in bulk, in as many pieces as the staging arena or the largest message requires. All or
+  // nothing: the pieces before one that failed are removed again (unless other layers hold more
+  // tokens; the message then says how far this one got). Returns the tokens that every layer holds
+  // afterwards. A decoding sequence stops decoding; the next BeginStep starts it again.
   absl::StatusOr<std::uint64_t> Append(const AppendTensors& tensors);
 
-  // The policy, and what it asks to see of a prompt before it is compressed.
+  // The policy, and what it must observe of a prompt before it compresses it.
   const std::string& policy() const;
-  const v1::PolicyNeeds& needs() const;
-  // Takes what it asks for of the queries of these rows. Kept here, and shown to the daemon by
-  // Compress and by the Append that ends the prompt. OK where it asks for nothing.
+  PolicyNeeds needs() const;
+  // Takes what the policy needs of the queries of these rows. Kept in this process, and sent to the
+  // daemon by Compress and by the Append that ends the prompt. OK if the policy needs nothing.
   absl::Status Observe(const ObservedRows& rows);
-  // Where text is cut at delimiters: the ids of all tokens, decoded ones too, in their order,
-  // before their rows or after them.
+  // If needs().token_ids: the ids of all tokens, decoded ones too, in order, before or after their
+  // rows.
   absl::Status ObserveTokens(std::uint64_t first_token, std::span<const std::uint32_t> ids);
 
-  // Has the daemon encode what the segments hold in this form; tokens in the tail stay there. The
-  // sequence may go on decoding. See the proto for the errors.
-  absl::StatusOr<v1::CompressResponse> Compress(const Packing& packing,
-                                                const RotationTensors& rotations = {});
+  // Has the daemon encode the segments in this form; tokens in the tail are not touched. The
+  // sequence may go on decoding.
+  absl::StatusOr<CompressResult> Compress(const Packing& packing,
+                                          const RotationTensors& rotations = {});
 
-  // Has it compress what there is as the sequence's policy says, as at the end of a prompt, and
-  // waits for the end of that. OK also where nothing could be compressed: `outcomes` of the answer
-  // says what was done with the lanes, what was not, and why.
-  absl::StatusOr<v1::CompressResponse> Compress();
-  // Says that the prompt has ended in every layer, so that what there is gets compressed in the
-  // background: as Append's end_of_prompt for all layers, without rows. Waits for nothing.
+  // Has the daemon compress the sequence as its policy says, as at the end of a prompt, and waits
+  // until it has finished. OK even if nothing could be compressed: see CompressResult::outcomes.
+  absl::StatusOr<CompressResult> Compress();
+  // Ends the prompt in every layer: the daemon compresses it in the background. Does not wait. The
+  // same as an Append with end_of_prompt for all layers, without rows.
   absl::Status EndPrompt();
 
-  // A new sequence with the same committed tokens, under the same policy or under one of its own.
-  // It goes on from what this one has observed where both policies ask for the same.
+  // A new sequence with the same committed tokens, under the same policy or another one. It
+  // inherits this one's observations if both policies need the same.
   absl::StatusOr<Sequence> Fork();
   absl::StatusOr<Sequence> Fork(const std::string& policy);
-  // Makes a head of it a prefix that every worker of the tenant finds: of so many tokens as there
-  // are ids, all that it holds unless its policy keeps every token. Compressed first, as by
-  // Compress. The sequence goes on; the prefix stays when it ends. See the proto for the errors.
+  // Publishes the first tokens, which have these ids, as a prefix for every worker of the tenant:
+  // all tokens, unless the policy keeps every token. Compresses first. The sequence can be used
+  // afterwards; the prefix outlives it.
   absl::StatusOr<PublishedPrefix> Publish(std::span<const std::uint32_t> token_ids,
                                           const PublishOptions& options = {});
-  // Keeps the first `tokens` tokens. OUT_OF_RANGE where there are fewer.
+  // Keeps the first `tokens` tokens. OUT_OF_RANGE if there are fewer.
   absl::Status Truncate(std::uint64_t tokens);
-  // Gives the tail rings back: for sequences that will not decode for a while.
+  // Returns the tail rings: for sequences that will not decode for a while.
   absl::Status Park();
-  // Moves what it alone holds to the daemon's host memory; returns the bytes of the pool that go.
-  // Any call that needs them brings them back. ABORTED where somebody else works on it.
+  // Moves the memory that only this sequence holds to the daemon's host tier; returns the bytes of
+  // the pool that it frees. Any call that needs them brings them back. ABORTED if another call
+  // works on the sequence.
   absl::StatusOr<std::uint64_t> Offload();
-  // Brings it back before it is needed.
+  // Brings it back ahead of time.
   absl::Status Restore();
-  absl::StatusOr<v1::DescribeResponse> Describe(bool lanes = false) const;
+  absl::StatusOr<SequenceDescription> Describe(bool lanes = false) const;
   // With the position of every entry of every lane.
-  absl::StatusOr<v1::DescribeResponse> DescribeEntries() const;
-  // Gives the sequence to another session of the tenant, which adopts it by its id, and shows the
-  // daemon what was seen of it for its policy. The handle is spent then.
+  absl::StatusOr<SequenceDescription> DescribeEntries() const;
+  // Gives the sequence to another session of the tenant, which adopts it by its id. Sends the
+  // observations to the daemon first. The handle cannot be used afterwards.
   absl::Status Handover(SessionId to);
-  // Spends the handle, unless it fails. OK where the sequence is gone already.
+  // Frees the sequence; the handle cannot be used afterwards, unless it fails. OK if the sequence
+  // is gone already.
   absl::Status Free();
-
-  // For this library's own files.
-  const std::shared_ptr<SequenceState>& state() const { return state_; }
 
  private:
   friend class Worker;
-  // Before a step: where the policy goes on while decoding, and a prompt, or a tile's worth of
-  // tokens, has come since it acted last, has it act.
-  absl::Status KeepToBudget();
-  absl::Status ShowAll(Session& session);
+  friend struct SequenceAccess;  // for the library's own files
   absl::Status Release();
-  absl::StatusOr<v1::DescribeResponse> Ask(v1::DescribeRequest request) const;
-  absl::StatusOr<Sequence> Fork(const std::string* policy);
-  enum class How { kWait, kToAnother, kMark };  // EndPrompt is to mark
-  absl::StatusOr<v1::CompressResponse> Compress(Session& session, std::uint32_t first_layer,
-                                                std::uint32_t layers, How how = How::kWait);
-  // Before a step: what the worker should be warned of.
-  void LookAtPromptEnd(Session& session);
-  void WarnOfNoEffect(const v1::CompressResponse& response);
+  absl::StatusOr<Sequence> ForkWith(const std::string* policy);  // null: the same
   Sequence(std::shared_ptr<Core> core, std::shared_ptr<SequenceState> state);
 
   std::shared_ptr<Core> core_;

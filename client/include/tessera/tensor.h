@@ -1,47 +1,43 @@
-// Memory for the tensors of a worker's steps: a GPU's where the worker maps one, else the host's.
-// For workers without a framework of their own; others hand in what they have.
+// Memory for the tensors of a worker's steps: on the GPU if the worker maps one, else on the host.
+// For workers without a framework; others pass the tensors they have.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
-#include <vector>
 
-#include "absl/status/statusor.h"
-#include "kernels/cuda/host/runtime.h"
+#include "absl/status/status.h"
 
 namespace tessera::client {
 
-class Session;
+struct TensorMemory;
 
-// Used by one thread at a time.
+// Used by one thread at a time. A moved-from tensor has no bytes; Write and Read then answer
+// INVALID_ARGUMENT.
 class Tensor {
  public:
+  Tensor();
+  Tensor(Tensor&& other) noexcept;
+  Tensor& operator=(Tensor&& other) noexcept;
+  ~Tensor();
+
   std::uint64_t size() const { return bytes_; }
-  // For StepTensors; not to be followed where it is a GPU's.
+  // For StepTensors. The host must not follow it if it is GPU memory.
   std::byte* data() const { return data_; }
   std::span<std::byte> bytes() const { return {data_, bytes_}; }
 
-  // Copies into its beginning, or out of it. Done when they return.
+  // Copy into its beginning, or out of it. The copy is complete when they return.
   absl::Status Write(std::span<const std::byte> from);
   absl::Status Read(std::span<std::byte> to) const;
 
  private:
   friend class Worker;
-  static absl::StatusOr<Tensor> New(std::shared_ptr<Session> session, std::uint64_t bytes);
-  explicit Tensor(std::shared_ptr<Session> session) : session_(std::move(session)) {}
-  absl::Status Copy(void* to, const void* from, std::uint64_t bytes) const;
+  Tensor(std::unique_ptr<TensorMemory> memory, std::byte* data, std::uint64_t bytes);
 
-  struct alignas(64) Line {
-    std::byte bytes[64];
-  };
-  std::shared_ptr<Session> session_;  // keeps the GPU
+  std::unique_ptr<TensorMemory> memory_;
   std::byte* data_ = nullptr;
   std::uint64_t bytes_ = 0;
-  std::vector<Line> host_;
-  std::unique_ptr<kernels::cuda::Scratch> device_;
-  std::unique_ptr<kernels::cuda::Queue> queue_;
 };
 
 }  // namespace tessera::client

@@ -1,8 +1,10 @@
-/* The C interface of the Tessera client library. See README.md for the words and the thread rules.
+/* The C interface of the Tessera client library. client/README.md explains the terms and the rules
+ * for threads.
  *
- * Every call that can fail returns a tessera_code, TESSERA_OK on success, and writes a message to
- * `error` where one is given. Handles are opaque; a handle that a failed call would have returned
- * is left as it was. Strings are UTF-8 and NUL-terminated. NULL for an optional pointer means none.
+ * Every call that can fail returns a tessera_code, TESSERA_OK on success, and fills `error` if it
+ * is not NULL. Handles are opaque; a failed call leaves the handle that it would have returned as
+ * it was. Strings are UTF-8 and NUL-terminated. NULL for an optional pointer means none; NULL for
+ * any other pointer answers TESSERA_INVALID_ARGUMENT, or 0 or "" from calls without a tessera_code.
  *
  * Structs of options start with their own size, so that a program built against an older header
  * goes on working: use the *_INIT macros, then set what differs.
@@ -51,10 +53,30 @@ typedef enum tessera_code {
   TESSERA_UNAUTHENTICATED = 16
 } tessera_code;
 
-/* Of one call; the caller's memory. Longer messages are cut. */
+/* Why a call failed. Never reuse a number. */
+typedef enum tessera_cause {
+  TESSERA_CAUSE_UNSPECIFIED = 0,
+  TESSERA_CAUSE_POOL_FULL = 1,       /* the node's pool has no room */
+  TESSERA_CAUSE_QUOTA = 2,           /* the tenant's limit is reached */
+  TESSERA_CAUSE_TAIL_RING_FULL = 3,  /* the daemon has not absorbed enough committed tokens */
+  TESSERA_CAUSE_READER_SLOTS = 4,    /* too many steps of this session are in flight */
+  TESSERA_CAUSE_HOST_MEMORY = 5,     /* the daemon's host memory has no room */
+  TESSERA_CAUSE_SEQUENCE_FAILED = 6, /* the daemon has marked the sequence FAILED */
+  TESSERA_CAUSE_SEQUENCE_BUSY = 7,   /* another call or step uses the sequence */
+  TESSERA_CAUSE_LEASE_LOST = 8,      /* the session has ended: reattach */
+  TESSERA_CAUSE_DRAINING = 9,        /* the daemon is shutting down */
+  TESSERA_CAUSE_PIN_REVOKED = 10,    /* the step was aborted: begin it again */
+  TESSERA_CAUSE_POLICY = 11,         /* the policy does not allow it */
+  TESSERA_CAUSE_ARGUMENT = 12        /* an argument is wrong */
+} tessera_cause;
+
+/* The error of one call, in the caller's memory. Longer messages are cut; they always end with NUL.
+ * The size is fixed: a program built before `cause` existed reads a message that ends earlier. */
 typedef struct tessera_error {
   tessera_code code;
-  char message[1020];
+  char message[1008];
+  uint32_t cause;          /* a tessera_cause */
+  uint64_t retry_after_ms; /* 0: unknown, or a retry will not help */
 } tessera_error;
 
 typedef enum tessera_type { TESSERA_BF16 = 1, TESSERA_FP16 = 2, TESSERA_FP32 = 3 } tessera_type;
@@ -122,6 +144,8 @@ typedef struct tessera_layer {
   float logit_softcap;     /* 0: none */
   const float* sinks;      /* query_heads of them, or NULL */
 } tessera_layer;
+#define TESSERA_LAYER_INIT \
+  { 0, 0, 0, 0, 0, 0, NULL }
 
 typedef struct tessera_model_options {
   size_t struct_size;

@@ -9,8 +9,8 @@
 //   for (layer ...) step->AppendAndAttend(layer, tensors);
 //   step->End();
 //
-// Over a Unix socket the worker maps the pool and all of the loop above happens in its own process;
-// over TCP, or with map_memory=false, the same calls travel as RPCs.
+// Over a Unix socket the worker maps the pool, and the whole loop above runs in the worker's
+// process; over TCP, or with map_memory=false, the same calls travel as RPCs.
 #pragma once
 
 #include <cstddef>
@@ -19,16 +19,16 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 
 #include "absl/status/statusor.h"
-#include "client/rpc/transport.h"
+#include "tessera/error.h"
 #include "tessera/model.h"
 #include "tessera/options.h"
 #include "tessera/prefix.h"
 #include "tessera/sequence.h"
 #include "tessera/step.h"
 #include "tessera/tensor.h"
-#include "tessera/v1/tessera.pb.h"
 
 namespace tessera::client {
 
@@ -41,36 +41,34 @@ struct AttendQuery {
   std::span<const std::byte> query;  // [queries][query_heads][head_dim], the model's type
   std::span<std::byte> output;       // the same shape, in the output type
   std::span<float> lse;              // [queries][query_heads]; empty: not wanted
-  // Unset: the last query stands on the last token held.
+  // Unset: the last query has the position of the last token.
   std::optional<std::uint64_t> first_query_position;
 };
 
 struct AttendOptions {
-  kernels::ElementType output_type = kernels::ElementType::kFp32;  // or the model's
+  ElementType output_type = ElementType::kFp32;  // or the model's
   bool causal = true;
-  // Of every query; at most kMaxSelectingTokens queries each. Unset: what the policy says.
-  std::optional<kernels::SelectionRule> selection;
+  // For every query; at most kMaxSelectingTokens queries each. Unset: the policy decides.
+  std::optional<SelectionRule> selection;
 };
 
-// What Select is asked.
+// The argument of Select.
 struct SelectQuery {
   const Sequence* sequence = nullptr;
   std::uint32_t queries = 1;         // at most kMaxSelectingTokens
   std::span<const std::byte> query;  // [queries][query_heads][head_dim], the model's type
-  // Unset: the last query stands on the last token held.
+  // Unset: the last query has the position of the last token.
   std::optional<std::uint64_t> first_query_position;
   bool causal = true;
 };
 
-// Thread-safe, but for its destruction. Handles that outlive it answer UNAVAILABLE.
+// Thread-safe, except for its destruction. Handles that outlive it answer UNAVAILABLE. Null or
+// default-constructed arguments answer INVALID_ARGUMENT.
 class Worker {
  public:
-  // FAILED_PRECONDITION where versions or layouts differ, PERMISSION_DENIED for an unknown token,
-  // UNAVAILABLE where no daemon answers.
+  // FAILED_PRECONDITION if versions or layouts differ, PERMISSION_DENIED for an unknown token,
+  // UNAVAILABLE if no daemon answers.
   static absl::StatusOr<std::unique_ptr<Worker>> Attach(AttachOptions options);
-  // Over another transport than gRPC.
-  static absl::StatusOr<std::unique_ptr<Worker>> Attach(AttachOptions options,
-                                                        std::unique_ptr<Connector> connector);
   // Detaches: the daemon frees the session's sequences.
   ~Worker();
   Worker(const Worker&) = delete;
@@ -83,52 +81,54 @@ class Worker {
   absl::StatusOr<Sequence> Adopt(const Model& model, SequenceId sequence);
 
   // The longest published prefix of a token list, under a model and a policy. Ranks of a group that
-  // ask the same get the same answer. What is found can be forked for 30 s at least.
+  // ask the same get the same answer. What is found can be forked for at least 30 s.
   absl::StatusOr<PrefixMatch> Match(const Model& model, const MatchOptions& options);
-  // A sequence of this worker that begins with what was matched, or with the first `tokens` of it:
-  // at its end, or at a multiple of 32 where the policy keeps every token. No KV is copied.
-  // NOT_FOUND where the prefix has gone meanwhile.
+  // A sequence of this worker that begins with what was matched, or with its first `tokens`: all of
+  // them, or a multiple of 32 if the policy keeps every token. No KV is copied. NOT_FOUND if the
+  // prefix is gone.
   absl::StatusOr<Sequence> Fork(const PrefixMatch& match, std::uint64_t tokens = 0);
-  // Nobody finds it from now on; what was forked from it lives on. OK where it is gone already.
+  // Removes the prefix from the index; its forks are not affected. OK if it is gone already.
   absl::Status Free(PrefixId prefix);
-  // This worker will not compute what it said: those who wait are told.
+  // Announces that this worker will not compute what it promised: waiting workers are answered.
   absl::Status Withdraw(ComputationId computation);
 
   // Starts a step of a batch of sequences of one model. Opens tail rings on first use and waits for
-  // space in them: RESOURCE_EXHAUSTED after options.timeout, or where 64 steps are in flight.
+  // space in them: RESOURCE_EXHAUSTED after options.timeout, or if 64 steps are in flight.
   // FAILED_PRECONDITION for a FAILED sequence, with the daemon's reason. The sequences may be
   // moved, but neither used nor freed, until the step is over.
   absl::StatusOr<Step> BeginStep(std::span<Sequence* const> sequences,
                                  const StepOptions& options = {});
 
-  // Attention in the daemon, over committed tokens, through either door.
+  // Attention in the daemon, over committed tokens, with either transport.
   absl::Status AttendRpc(std::uint32_t layer, std::span<const AttendQuery> queries,
                          const AttendOptions& options = {});
 
-  // Which entries attention would read of a layer under this rule: runs of positions per kv
-  // head, or per query head where each chooses for itself.
-  absl::StatusOr<v1::SelectResponse> Select(std::uint32_t layer, const SelectQuery& query,
-                                            const kernels::SelectionRule& rule);
+  // Which entries of a layer attention would read under this rule: runs of positions per kv head,
+  // or per query head if each has its own choice.
+  absl::StatusOr<SelectResult> Select(std::uint32_t layer, const SelectQuery& query,
+                                      const SelectionRule& rule);
 
-  // Memory that steps of the running attachment take tensors from. (The worker's own will do.)
+  // Memory from which steps of the current attachment take tensors. (The worker's own will do,
+  // too.)
   absl::StatusOr<Tensor> NewTensor(std::uint64_t bytes);
 
-  absl::StatusOr<v1::StatsResponse> Stats();
+  absl::StatusOr<DaemonStats> Stats();
 
-  // Attaches again after the lease was lost, with the pauses and patience of options.reattach.
-  // Models are registered anew; sequences that are gone are listed, and their handles answer
-  // NOT_FOUND. OK at once where the lease lives.
+  // Attaches again after the lease was lost, with the pauses and timeouts of options.reattach.
+  // Models are registered again; sequences that are gone are listed, and their handles answer
+  // NOT_FOUND. Returns OK at once if the lease is held.
   absl::StatusOr<ReattachReport> Reattach();
 
   // OK while attached; else UNAVAILABLE with the reason.
   absl::Status status() const;
   bool mapped() const;    // whether the hot path goes through mapped memory
-  bool draining() const;  // the daemon has said that it will go away
+  bool draining() const;  // the daemon has announced that it will exit
   SessionId session_id() const;
-  // Of the running attachment; empty while there is none.
-  v1::Welcome welcome() const;
+  // Of the current attachment; empty if there is none.
+  DaemonInfo daemon() const;
 
  private:
+  friend struct WorkerAccess;  // for this tree's tests and tools
   explicit Worker(std::shared_ptr<Core> core) : core_(std::move(core)) {}
   absl::Status FreeId(std::uint64_t id);
   const std::shared_ptr<Core> core_;

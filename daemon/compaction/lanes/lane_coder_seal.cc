@@ -194,7 +194,7 @@ absl::Status LaneCoder::FitsALane(std::uint64_t entries) const {
       shm::kMaxSegments - kSpareSegments, "; set a policy with a longer segment"));
 }
 
-// The lane's first rows, before the first that are packed.
+// Adds the sinks, the lane's first rows, as a dense segment before the first packed one.
 absl::Status LaneCoder::AddSinks(const HostLaneRows& rows, std::uint64_t count, LaneSwap& swap) {
   if (count == 0 || !swap.segments.empty()) return absl::OkStatus();
   absl::Status status = AddPlain(rows, 0, count, swap);

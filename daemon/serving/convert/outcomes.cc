@@ -49,7 +49,7 @@ void Describe(const LaneOutcome& outcome, v1::LaneOutcome& out) {
 
 google::protobuf::RepeatedPtrField<v1::OutcomeGroup> GroupOutcomes(
     std::span<const LaneDescription> lanes, std::span<const LaneOutcome> outcomes) {
-  TESSERA_CHECK(lanes.size() == outcomes.size(), "outcomes of other lanes");
+  TESSERA_CHECK(lanes.size() == outcomes.size(), "there must be one outcome per lane");
   std::map<std::pair<LaneForm, DenseReason>, std::vector<std::size_t>> groups;
   for (std::size_t i = 0; i < outcomes.size(); ++i) {
     groups[{outcomes[i].form, outcomes[i].dense.reason}].push_back(i);

@@ -1,4 +1,4 @@
-// What became of lanes, as messages.
+// Converts the outcomes of compression to messages.
 #pragma once
 
 #include <cstdint>
@@ -12,13 +12,13 @@ namespace tessera::serving {
 
 void Describe(const compaction::LaneOutcome& outcome, v1::LaneOutcome& out);
 
-// Lanes of the same state and reason as one, the most lanes first. `outcomes` has one for each of
-// `lanes`.
+// Groups lanes with the same state and reason; the largest group is first. `outcomes` has one
+// element per lane.
 google::protobuf::RepeatedPtrField<v1::OutcomeGroup> GroupOutcomes(
     std::span<const cache::Sequence::LaneDescription> lanes,
     std::span<const compaction::LaneOutcome> outcomes);
 
-// Of a call: lanes that are compressed, and were as they are before it, get kNothingNew.
+// Sets kNothingNew for compressed lanes that a call has not changed.
 void NoteNothingNew(std::span<const cache::Sequence::LaneDescription> before,
                     std::span<const cache::Sequence::LaneDescription> after,
                     std::span<compaction::LaneOutcome> outcomes);

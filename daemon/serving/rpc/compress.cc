@@ -20,15 +20,15 @@ namespace tessera::serving {
 namespace {
 
 absl::Status GoOn(const Services& services, const Caller& caller) {
-  if (caller.cancelled()) return absl::CancelledError("the caller has gone");
+  if (caller.cancelled()) return absl::CancelledError("the caller has cancelled the call");
   if (services.stopping.load())
-    return WithCause(absl::UnavailableError("the daemon stops"), ErrorCause::kDraining);
+    return WithCause(absl::UnavailableError("the daemon is stopping"), ErrorCause::kDraining);
   return absl::OkStatus();
 }
 
-// Of all lanes of a sequence.
+// Totals over all lanes of a sequence.
 struct Sums {
-  std::uint64_t packed = 0;  // entries that are packed or summed up, provisionally or for good
+  std::uint64_t packed = 0;  // packed or summarized entries, also provisional ones
   std::uint64_t tile_bytes = 0;
   std::uint64_t rotation_bytes = 0;
   std::uint64_t entries = 0;
@@ -101,7 +101,8 @@ class Compression {
     return TakeMatrices("rotations.value", rotations.value(), copies_[1], &spec_.value_rotations);
   }
 
-  // One rotation per lane, where it can be relied on: what is in the staging arena is copied first.
+  // Takes one matrix per lane. Data in the staging arena is copied first, because the worker can
+  // change it.
   absl::Status TakeMatrices(std::string_view name, const v1::Tensor& tensor,
                             std::vector<std::byte>& copy, const std::byte** matrices) {
     const kernels::TileShape& shape = spec_.shapes.front();
@@ -140,17 +141,17 @@ class Compression {
   cache::Sequence& sequence_;
   const cache::Model& model_;
   cache::PackSpec spec_;
-  std::vector<std::byte> copies_[2];  // of rotations, K and V
+  std::vector<std::byte> copies_[2];  // of the rotations: K, V
 };
 
 }  // namespace
 
 namespace {
 
-// How often a wait looks whether anybody still waits for it.
+// How often a waiting call checks whether it was cancelled.
 constexpr std::chrono::milliseconds kBetweenLooks{20};
 
-// What the jobs tell, wherever the caller may be by then.
+// The result of the jobs. Shared with them, because the caller may return earlier.
 struct Outcome {
   Mutex mutex;
   CondVar known;
@@ -204,7 +205,7 @@ absl::Status CompressByPolicy(const Services& services, const PolicyCompression&
       if (absl::Status status = compression.go_on(); !status.ok()) return status;
       outcome->known.WaitUntil(outcome->mutex, std::chrono::steady_clock::now() + kBetweenLooks);
     }
-    // Too few tokens for the policy: more of them cure it, so that this is no error.
+    // Too few tokens for the policy are not an error: the answer says how many more are needed.
     const bool answered = policies::LeavesWhole(*outcome->status) && !compression.all_or_nothing;
     if (!outcome->status->ok() && !answered) return *outcome->status;
   }
@@ -226,7 +227,7 @@ absl::Status CompressByPolicy(const Services& services, const PolicyCompression&
   for (std::uint32_t layer = 0; layer < *layers && !decided.empty(); ++layer) {
     response.add_decided_tokens(decided[request.first_layer() + layer]);
   }
-  // Entries that came in meanwhile hide as many of those that went.
+  // Entries appended meanwhile hide as many dropped ones.
   response.set_entries_dropped(before.entries > after.entries ? before.entries - after.entries : 0);
   return absl::OkStatus();
 }
@@ -234,11 +235,11 @@ absl::Status CompressByPolicy(const Services& services, const PolicyCompression&
 absl::Status Compress(const Services& services, const Caller& caller,
                       const v1::CompressRequest& request, v1::CompressResponse& response) {
   if (!request.has_packing() && request.has_rotations()) {
-    return absl::InvalidArgumentError("there are rotations, and no packing that uses them");
+    return absl::InvalidArgumentError("rotations are set without a packing that uses them");
   }
   if (request.end_prompt() && request.has_packing()) {
     return absl::InvalidArgumentError(
-        "there is a packing, and end_prompt, which compresses by the sequence's policy");
+        "packing and end_prompt are both set, but end_prompt compresses by the sequence's policy");
   }
   const absl::StatusOr<cache::Residence> sequence =
       FindResident(*caller.tenant, SequenceId(request.sequence_id()));
@@ -247,7 +248,7 @@ absl::Status Compress(const Services& services, const Caller& caller,
   if (request.has_packing() && !policy.dense()) {
     return absl::FailedPreconditionError(
         Concat((*sequence)->id().ToString(), " has the policy ", Quoted(policy.text),
-               ", which packs by itself; leave the packing out, or set the policy \"dense\""));
+               ", which packs rows; leave out the packing, or set the policy \"dense\""));
   }
   if (request.end_prompt()) {
     const absl::StatusOr<std::uint32_t> layers =

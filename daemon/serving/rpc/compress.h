@@ -1,4 +1,5 @@
-// Compress: from a request's packing and rotations to the cache's packing.
+// The Compress RPC: compresses by the sequence's policy, or by a packing and rotations in the
+// request.
 #pragma once
 
 #include "absl/status/status.h"
@@ -10,17 +11,18 @@ namespace tessera::serving {
 
 struct PolicyCompression {
   std::shared_ptr<cache::Sequence> sequence;
-  // Its worker asks, and has shown what it will: what the policy misses then is an error. Else what
-  // has not been shown yet is left to the next time.
+  // The worker calls and has sent all of its observations, so a missing one is an error. Otherwise
+  // tokens with missing observations are left for the next compression.
   bool by_worker = false;
-  // Its worker does not wait for it, and may be in a step.
+  // The worker does not wait for the call and may be in a step.
   bool amid_steps = false;
-  // Whether it is an error that the policy does nothing with so few tokens (policies::LeavesWhole).
+  // Whether too few tokens for the policy are an error (policies::LeavesWhole).
   bool all_or_nothing = false;
-  cache::GoOn go_on;  // asked now and then
+  cache::GoOn go_on;  // called regularly; an error ends the wait
 };
 
-// As the sequence's policy says, and waits for the end of it.
+// Compresses by the sequence's policy, and waits until it is done. If go_on returns an error, that
+// is returned, and the jobs continue.
 absl::Status CompressByPolicy(const Services& services, const PolicyCompression& compression,
                               const v1::CompressRequest& request, v1::CompressResponse& response);
 

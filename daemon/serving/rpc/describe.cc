@@ -38,7 +38,7 @@ std::uint64_t RingFullWaits(cache::Tenant& tenant) {
   return counters.tail_full_waits.load();
 }
 
-// What lanes hold, and what they were given.
+// What lanes hold, compared with what they were given.
 struct Kept {
   double entries = 0;
   double elements = 0;
@@ -61,7 +61,7 @@ struct Kept {
                                    run.stored_bytes);
     }
   }
-  // The three ratios; nothing where nothing was given.
+  // Sets the three ratios, unless no tokens were given.
   template <typename Message>
   void Write(Message& out) const {
     if (tokens == 0) return;
@@ -71,7 +71,7 @@ struct Kept {
   }
 };
 
-// Of all lanes together.
+// Describes all lanes together.
 void DescribeKept(const cache::Model& model,
                   std::span<const cache::Sequence::LaneDescription> lanes,
                   v1::DescribeResponse& out) {

@@ -1,4 +1,5 @@
-// What the daemon tells of itself, for Describe, Stats, the admin's lists and the metrics.
+// Descriptions of sequences, prefixes, tenants and the node, for Describe, Stats, the admin service
+// and the metrics.
 #pragma once
 
 #include "daemon/metrics/metrics.h"
@@ -9,16 +10,16 @@
 namespace tessera::serving {
 
 v1::SequenceState StateOf(const cache::Sequence::Description& description);
-// RESOURCE_EXHAUSTED where the answer would be larger than a message.
+// RESOURCE_EXHAUSTED: the answer would exceed the message limit.
 absl::Status DescribeSequence(const Services& services, const cache::Sequence& sequence,
                               const v1::DescribeRequest& request, v1::DescribeResponse& out);
-// All but the tenant's name.
+// Fills all fields but the tenant's name.
 void Describe(const Clock& clock, const cache::PrefixStore::Description& prefix,
               v1::PrefixInfo& out);
 void FillNodeStats(const Services& services, v1::StatsResponse& out);
 void FillTenantStats(cache::Tenant& tenant, v1::TenantStats& out);
 
-// The state of the cache, sampled when it is scraped.
+// Collects the metrics of the cache and of compaction when they are scraped. Thread-safe.
 class NodeCollector final : public metrics::Collector {
  public:
   explicit NodeCollector(const Services& services) : services_(services), node_(*services.node) {}

@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <string>
 
+#include "client/api/worker_access.h"
 #include "daemon/base/strings.h"
 #include "google/protobuf/util/json_util.h"
 #include "tessera/tessera.h"
@@ -56,7 +57,7 @@ class Commands : public Prefixes {
     return Concat(sequence.id().value());
   }
   v1::DescribeResponse Described(const client::Sequence& sequence) {
-    const auto described = sequence.Describe(/*lanes=*/true);
+    const auto described = client::DescribeMessage(sequence, client::Detail::kLanes);
     EXPECT_TRUE(described.ok()) << described.status();
     return described.value_or(v1::DescribeResponse());
   }

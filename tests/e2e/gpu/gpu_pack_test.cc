@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "client/api/worker_access.h"
 #include "tests/e2e/gpu/emulated_gpu.h"
 #include "tests/e2e/packed_lanes.h"
 
@@ -99,10 +100,10 @@ TEST_P(PackedLanesOnGpu, BothTransportsGiveTheSameBits) {
       Append(sequence, truth, random_.Between(1, 80));
       Rotated rotated;
       const Packing packing = RandomPacking(&rotated);
-      v1::CompressResponse response;
+      client::CompressResult response;
       const std::uint64_t before = sequence.tokens();
       ASSERT_TRUE(Compress(sequence, packing, rotated, &response));
-      EXPECT_EQ(response.entries_packed() + response.entries_left(),
+      EXPECT_EQ(response.entries_packed + response.entries_left,
                 before * shape_.layers * shape_.kv_heads);
     }
     if (random_.OneIn(2)) Append(sequence, truth, random_.Between(1, 40));
@@ -133,14 +134,14 @@ TEST_P(PackedLanesOnGpu, TheCpuMakesTheSameOfTheSameRows) {
     const std::uint64_t tokens = random_.Between(1, 120);
     Packing packing = {.kept_channels = shape_.head_dim / 4,
                        .group = 1u << random_.Below(3),
-                       .values = static_cast<kernels::ValueType>(random_.Between(1, 4))};
+                       .values = static_cast<client::ValueType>(random_.Between(1, 4))};
     Rotated rotated;
     if (random_.OneIn(2)) {
       packing.channels = shape_.head_dim / 2;
       rotated = Permutations(packing);
     }
     std::vector<Output> outputs[2];
-    v1::CompressResponse responses[2];
+    client::CompressResult responses[2];
     for (const bool on_gpu : {false, true}) {
       client::Worker& worker = on_gpu ? *mapped_ : **cpu;
       model_ = on_gpu ? gpu_model : cpu_model;
@@ -150,8 +151,8 @@ TEST_P(PackedLanesOnGpu, TheCpuMakesTheSameOfTheSameRows) {
       ASSERT_TRUE(Compress(sequence, packing, rotated, &responses[on_gpu]));
       outputs[on_gpu] = Decode(worker, sequence, truth, std::nullopt);
     }
-    EXPECT_EQ(responses[0].tile_bytes_after(), responses[1].tile_bytes_after());
-    EXPECT_EQ(responses[0].rotation_bytes(), responses[1].rotation_bytes());
+    EXPECT_EQ(responses[0].tile_bytes_after, responses[1].tile_bytes_after);
+    EXPECT_EQ(responses[0].rotation_bytes, responses[1].rotation_bytes);
     for (std::uint32_t layer = 0; layer < shape_.layers; ++layer) {
       const auto near = [](const std::vector<float>& a, const std::vector<float>& b) {
         double far = 0;
@@ -209,12 +210,12 @@ TEST_P(PackedLanesOnGpu, AValueThatDoesNotFitIsNamedAndNothingChanges) {
   key[43 * shape_.kv_row() + 5] = 0x4789;  // 70144, in layer 0, token 43, head 0
   ASSERT_TRUE(sequence.Append({.key = BytesOf(key), .value = BytesOf(value), .tokens = 70}).ok());
   const auto compressed = sequence.Compress(
-      {.kept_channels = 16, .values = kernels::ValueType::kFp16}, client::RotationTensors{});
+      {.kept_channels = 16, .values = client::ValueType::kFp16}, client::RotationTensors{});
   ASSERT_TRUE(absl::IsInvalidArgument(compressed.status())) << compressed.status();
   EXPECT_THAT(compressed.status().ToString(),
               testing::HasSubstr(
                   "layer 0, kv head 0: K or V of token 43 is not finite when stored as fp16"));
-  const auto described = sequence.Describe(/*lanes=*/true);
+  const auto described = client::DescribeMessage(sequence, client::Detail::kLanes);
   ASSERT_TRUE(described.ok()) << described.status();
   EXPECT_EQ(described->lane(0).segment_run(0).format(), "dense bf16");
   // Fits in bf16.
@@ -226,7 +227,7 @@ TEST_P(PackedLanesOnGpu, LargeRotationsTravelThroughTheStagingArena) {
   const auto small = gpu.StartDaemon({"--device=cuda:0", "--max-message-bytes=64KiB"});
   ASSERT_NE(small, nullptr);
   shape_ = {.layers = 1, .query_heads = 2, .kv_heads = 2, .head_dim = 128};
-  auto worker = client::Worker::Attach({.address = small->address(), .gpus = gpus_});
+  auto worker = client::AttachWith({.address = small->address()}, {.gpus = gpus_});
   ASSERT_TRUE(worker.ok()) << worker.status();
   model_ = *(*worker)->RegisterModel(shape_.Geometry());
   client::Sequence sequence = NewSequence(**worker);

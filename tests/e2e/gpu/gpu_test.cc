@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "client/api/worker_access.h"
 #include "client/bench/workload/synthetic.h"
 #include "client/cli/command.h"
 #include "tessera/worker.h"
@@ -33,7 +34,7 @@ class Gpu : public testing::TestWithParam<bool> {
     return gpu_.StartDaemon(std::move(flags));
   }
   absl::StatusOr<std::unique_ptr<client::Worker>> Attach(const DaemonProcess& daemon) {
-    return client::Worker::Attach({.address = daemon.address(), .gpus = &gpu_.platform});
+    return client::AttachWith({.address = daemon.address()}, {.gpus = &gpu_.platform});
   }
   int RunWorker(const DaemonProcess& daemon, std::string_view door) {
     const std::string address = "--address=" + daemon.address();

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "client/api/worker_access.h"
 #include "tests/e2e/tokens/token_lanes.h"
 
 namespace tessera {
@@ -81,7 +82,7 @@ class Prefixes : public Tokens {
     }
   }
   v1::TenantStats TenantStats() {
-    const auto stats = mapped_->Stats();
+    const auto stats = client::StatsMessage(*mapped_);
     EXPECT_TRUE(stats.ok()) << stats.status();
     return stats.ok() ? stats->tenants(0) : v1::TenantStats();
   }

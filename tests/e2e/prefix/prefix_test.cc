@@ -196,7 +196,8 @@ TEST_F(Prefixes, WhatCannotBePublishedIsRefusedWithTheReason) {
       mapped_->Match(model_, {.tokens = one, .wait = std::chrono::hours(2)}).status()));
   EXPECT_TRUE(absl::IsInvalidArgument(mapped_->Fork(Match(*mapped_, one)).status()));
   EXPECT_TRUE(absl::IsInvalidArgument(
-      mapped_->Fork({.model = model_, .prefix = PrefixId(chosen.id().value()), .tokens = 32})
+      mapped_
+          ->Fork({.model = model_, .prefix = client::PrefixId(chosen.id().value()), .tokens = 32})
           .status()));
 }
 
@@ -280,8 +281,8 @@ class Seeded : public Prefixes {
 };
 
 TEST_F(Seeded, HashAndSeedAreExchanged) {
-  EXPECT_EQ(mapped_->welcome().prefix_hash(), "xxh3-128/32");
-  EXPECT_EQ(mapped_->welcome().prefix_hash_seed(), 4660u);
+  EXPECT_EQ(mapped_->daemon().prefix_hash, "xxh3-128/32");
+  EXPECT_EQ(mapped_->daemon().prefix_hash_seed, 4660u);
   EXPECT_TRUE(
       client::Worker::Attach(
           {.address = daemon_->address(), .prefix_hash = "xxh3-128/32", .prefix_hash_seed = 4660})

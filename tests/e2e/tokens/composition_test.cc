@@ -13,6 +13,9 @@
 #include <tuple>
 #include <vector>
 
+#include "client/api/worker_access.h"
+#include "client/sequence/sequence_state.h"
+#include "client/session/kernel_types.h"
 #include "daemon/base/strings.h"
 #include "tests/e2e/tokens/token_lanes.h"
 
@@ -46,7 +49,8 @@ class Composition : public Tokens, public testing::WithParamInterface<std::tuple
     const client::PolicySelection selection = client::FromProto(held.selection());
     const auto query = truth.Query(layer, truth.tokens() - 1);
     const auto selected =
-        mapped_->Select(layer, {.sequence = &sequence, .query = BytesOf(query)}, selection.rule);
+        client::SelectMessage(*mapped_, layer, {.sequence = &sequence, .query = BytesOf(query)},
+                              client::FromKernels(selection.rule));
     ASSERT_TRUE(selected.ok()) << selected.status();
     for (const v1::HeadSelection& head : selected->heads()) {
       Positions read;
@@ -110,7 +114,7 @@ class Composition : public Tokens, public testing::WithParamInterface<std::tuple
   }
   std::vector<float> Attend(client::Worker& worker, client::Sequence& sequence,
                             const SyntheticSequence& truth, std::uint32_t layer,
-                            const std::optional<kernels::SelectionRule>& rule) {
+                            const std::optional<client::SelectionRule>& rule) {
     std::vector<float> output(shape_.query_row());
     const auto query = truth.Query(layer, truth.tokens() - 1);
     const client::AttendQuery asked[] = {
@@ -123,7 +127,7 @@ class Composition : public Tokens, public testing::WithParamInterface<std::tuple
   // packing.
   void ExpectLikePlain(client::Sequence& sequence, client::Sequence& plain,
                        const SyntheticSequence& truth, const Form& form) {
-    const kernels::SelectionRule all = {.rate = 1};
+    const client::SelectionRule all = {.rate = 1};
     for (std::uint32_t layer = 0; layer < shape_.layers; ++layer) {
       const std::vector<float> expected = Attend(*mapped_, plain, truth, layer, all);
       for (client::Worker* worker : {mapped_.get(), remote_.get()}) {

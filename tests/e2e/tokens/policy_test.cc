@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "client/api/worker_access.h"
 #include "client/tools/admin.h"
 #include "tests/e2e/packed_lanes.h"
 
@@ -27,7 +28,7 @@ class Policies : public PackedLanes {
     return *std::move(sequence);
   }
   v1::DescribeResponse Describe(const client::Sequence& sequence) {
-    auto described = sequence.Describe(/*lanes=*/true);
+    auto described = client::DescribeMessage(sequence, client::Detail::kLanes);
     EXPECT_TRUE(described.ok()) << described.status();
     return *std::move(described);
   }

@@ -114,8 +114,8 @@ TEST_F(Think, KeysLoseChannelsAndDescribeSaysWhatIsLeft) {
   SyntheticSequence truth(shape_, random_.Bits());
   Append(sequence, truth, 300);
   Append(sequence, truth, 52);
-  const v1::CompressResponse compressed = Compress(sequence);
-  EXPECT_EQ(compressed.entries_dropped(), 0u);
+  const client::CompressResult compressed = Compress(sequence);
+  EXPECT_EQ(compressed.entries_dropped, 0u);
   const v1::DescribeResponse held = Entries(sequence);
   EXPECT_EQ(held.tokens(), 352u);
   EXPECT_EQ(held.tokens_kept(), 1);

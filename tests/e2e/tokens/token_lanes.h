@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "client/api/worker_access.h"
 #include "tests/e2e/packed_lanes.h"
 
 namespace tessera {
@@ -46,7 +47,7 @@ class Tokens : public testing::Test {
     ASSERT_NE(daemon_, nullptr);
     for (bool map : {true, false}) {
       auto worker =
-          client::Worker::Attach({.address = daemon_->address(), .map_memory = map, .gpus = gpus_});
+          client::AttachWith({.address = daemon_->address(), .map_memory = map}, {.gpus = gpus_});
       ASSERT_TRUE(worker.ok()) << worker.status();
       (map ? mapped_ : remote_) = *std::move(worker);
     }
@@ -133,13 +134,13 @@ class Tokens : public testing::Test {
       return;
     }
   }
-  v1::CompressResponse Compress(client::Sequence& sequence) {
+  client::CompressResult Compress(client::Sequence& sequence) {
     const auto compressed = sequence.Compress();
     EXPECT_TRUE(compressed.ok()) << compressed.status();
-    return compressed.value_or(v1::CompressResponse());
+    return compressed.value_or(client::CompressResult());
   }
   v1::DescribeResponse Entries(const client::Sequence& sequence) {
-    const auto described = sequence.DescribeEntries();
+    const auto described = client::DescribeMessage(sequence, client::Detail::kEntries);
     EXPECT_TRUE(described.ok()) << described.status();
     return described.value_or(v1::DescribeResponse());
   }

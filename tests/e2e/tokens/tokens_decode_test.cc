@@ -3,6 +3,8 @@
 #include <cmath>
 #include <string>
 
+#include "client/api/worker_access.h"
+#include "daemon/base/strings.h"
 #include "tessera/v1/admin.grpc.pb.h"
 #include "tessera/v1/tessera.grpc.pb.h"
 #include "tests/e2e/tokens/token_lanes.h"
@@ -176,18 +178,18 @@ TEST_F(Tokens, OfAShortPromptTheStrongestQueriesAreKept) {
   SyntheticSequence same(shape_, 11);
   Append(whole, truth, 400);
   Append(parts, same, 40);
-  EXPECT_THAT(Compress(parts).decided_tokens(), testing::ElementsAre(0, 0));
+  EXPECT_THAT(Compress(parts).decided_tokens, testing::ElementsAre(0, 0));
   Append(parts, same, 20);
-  EXPECT_THAT(Compress(parts).decided_tokens(), testing::ElementsAre(0, 0));
+  EXPECT_THAT(Compress(parts).decided_tokens, testing::ElementsAre(0, 0));
   auto fork = parts.Fork();
   ASSERT_TRUE(fork.ok()) << fork.status();
   SyntheticSequence forks(shape_, 11);
   forks.Grow(60);
   Append(parts, same, 340);
   Append(*fork, forks, 340);
-  EXPECT_THAT(Compress(whole).decided_tokens(), testing::ElementsAre(400, 400));
+  EXPECT_THAT(Compress(whole).decided_tokens, testing::ElementsAre(400, 400));
   for (client::Sequence* each : {&parts, &*fork}) {
-    EXPECT_THAT(Compress(*each).decided_tokens(), testing::ElementsAre(400, 400));
+    EXPECT_THAT(Compress(*each).decided_tokens, testing::ElementsAre(400, 400));
     const v1::DescribeResponse held = Entries(*each);
     const v1::DescribeResponse alike = Entries(whole);
     for (std::uint32_t layer = 0; layer < 2; ++layer) {
@@ -212,7 +214,7 @@ TEST_F(Tokens, BehindALongAnswerAPromptDecidesByItsOwnQueries) {
   for (const std::uint64_t turn : {1u, 2u}) {
     for (int i = 0; i < 1500; ++i) DecodeAndAttend(sequence, truth);
     Append(sequence, truth, 100);
-    EXPECT_EQ(Compress(sequence).decided_tokens(0), truth.tokens());
+    EXPECT_EQ(Compress(sequence).decided_tokens.at(0), truth.tokens());
     const auto left = static_cast<std::uint64_t>(Lane(Entries(sequence), 0).position_size());
     EXPECT_GE(left, 60 + turn * 980) << "what was packed while decoding stays";
     EXPECT_LT(left, 60 + turn * 1600) << "and the prompts were chosen from";
@@ -375,9 +377,9 @@ TEST_F(InLittleRoom, LayersAreDecidedAboutInParts) {
     Compress(sequence);
     // A later prompt needs every query: 400 KiB per layer.
     Append(sequence, truth, 400);
-    const absl::StatusOr<v1::CompressResponse> compressed = sequence.Compress();
+    const absl::StatusOr<client::CompressResult> compressed = sequence.Compress();
     ASSERT_TRUE(compressed.ok()) << compressed.status();
-    EXPECT_EQ(compressed->entries_dropped(), 6 * 2 * (440 - 80u));
+    EXPECT_EQ(compressed->entries_dropped, 6 * 2 * (440 - 80u));
     const v1::DescribeResponse held = Entries(sequence);
     for (const v1::LaneDescription& lane : held.lane()) EXPECT_EQ(lane.entries(), 80u);
     ExpectAttendsToWhatIsLeft(sequence, truth, 1e-4);
@@ -408,7 +410,7 @@ TEST_F(Tokens, APolicyAsAMessage) {
   auto stub = v1::Tessera::NewStub(channel);
   v1::CreateSequenceRequest request;
   request.set_model_id(model_.id().value());
-  *request.mutable_session() = mapped_->welcome().session();
+  *request.mutable_session() = client::WelcomeMessage(*mapped_).session();
   v1::PolicyTermSpec& chunks = *request.mutable_policy_spec()->add_terms();
   chunks.set_name("chunkkv");
   (*chunks.mutable_options())["budget"] = "0.3";

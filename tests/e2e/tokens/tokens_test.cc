@@ -4,6 +4,8 @@
 #include <numeric>
 #include <string>
 
+#include "client/api/worker_access.h"
+#include "daemon/base/strings.h"
 #include "tests/e2e/tokens/token_lanes.h"
 
 namespace tessera {
@@ -93,8 +95,8 @@ TEST_F(Tokens, StreamingKeepsTheFirstAndTheNewest) {
   client::Sequence sequence = NewSequence("streaming:sink=4,recent=40");
   SyntheticSequence truth(shape_, random_.Bits());
   Append(sequence, truth, 100);
-  const v1::CompressResponse compressed = Compress(sequence);
-  EXPECT_EQ(compressed.entries_dropped(), 4u * 56);
+  const client::CompressResult compressed = Compress(sequence);
+  EXPECT_EQ(compressed.entries_dropped, 4u * 56);
   Positions left = Range(0, 3);
   for (const std::uint64_t position : Range(60, 99)) left.push_back(position);
   EXPECT_THAT(Lane(Entries(sequence), 1, 1).position(), ElementsAreArray(left));
@@ -136,7 +138,7 @@ TEST_P(OneShot, WhatIsLeftIsAttendedTo) {
   EXPECT_EQ(Lane(Entries(sequence), 1).entries(), Lane(held, 1).entries() + 70);
   ExpectAttendsToWhatIsLeft(sequence, truth, 1e-4);
   // The memory of the observations is released.
-  const auto stats = mapped_->Stats();
+  const auto stats = client::StatsMessage(*mapped_);
   ASSERT_TRUE(stats.ok());
   EXPECT_EQ(stats->tenants(0).observation_bytes(), 0u);
   EXPECT_GT(stats->tenants(0).entries_dropped(), 0u);
@@ -396,7 +398,7 @@ TEST_F(Tokens, FixedChunksAskForNothing) {
   Shape({.layers = 2, .query_heads = 2, .kv_heads = 1, .head_dim = 64});
   client::Sequence sequence =
       NewSequence("semanticache:tau=0,sink=0,recent=0,delimiters=0,max_chunk=40");
-  EXPECT_FALSE(sequence.needs().token_ids());
+  EXPECT_FALSE(sequence.needs().token_ids);
   SyntheticSequence truth(shape_, random_.Bits());
   Append(sequence, truth, 120);
   Compress(sequence);

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "client/api/worker_access.h"
 #include "daemon/base/strings.h"
 #include "tests/fuzz/stories/story.h"
 
@@ -37,7 +38,7 @@ absl::Status CheckChoice(const v1::HeadSelection& head, std::uint64_t tokens) {
 
 // Retries when the daemon has too many calls. The handed-over sequence waits.
 absl::StatusOr<client::Sequence> Adopt(client::Worker& worker, const client::Model& model,
-                                       SequenceId id) {
+                                       client::SequenceId id) {
   absl::StatusOr<client::Sequence> taken = worker.Adopt(model, id);
   for (int i = 0; i < 1000 && absl::IsResourceExhausted(taken.status()); ++i) {
     taken = worker.Adopt(model, id);
@@ -59,14 +60,14 @@ absl::Status ToAbsl(const grpc::Status& status) {
 absl::Status Story::Select(Known& known) {
   if (known.truth.tokens() == 0) return Describe(known);
   const auto layer = static_cast<std::uint32_t>(options_.random->Below(kStoryShape.layers));
-  const kernels::SelectionRule rule = {.rate = 0.25,
-                                       .first_block = options_.random->OneIn(2),
-                                       .counts_tail = options_.random->OneIn(2),
-                                       .each_head = options_.random->OneIn(2)};
+  const client::SelectionRule rule = {.rate = 0.25,
+                                      .first_block = options_.random->OneIn(2),
+                                      .counts_tail = options_.random->OneIn(2),
+                                      .each_head = options_.random->OneIn(2)};
   Say(Concat("select ", known.number, " layer ", layer, rule.each_head ? ", each head" : ""));
   const auto query = known.truth.Query(layer, known.truth.tokens() - 1);
-  const absl::StatusOr<v1::SelectResponse> choice = options_.worker->Select(
-      layer, {.sequence = &known.sequence, .query = cli::BytesOf(query)}, rule);
+  const absl::StatusOr<v1::SelectResponse> choice = client::SelectMessage(
+      *options_.worker, layer, {.sequence = &known.sequence, .query = cli::BytesOf(query)}, rule);
   if (!choice.ok()) return choice.status();
   const std::uint32_t heads = rule.each_head ? kStoryShape.query_heads : kStoryShape.kv_heads;
   if (choice->heads_size() != static_cast<int>(heads) || choice->tokens() != known.truth.tokens()) {
@@ -88,7 +89,7 @@ absl::Status Story::Handover(Known& known) {
   Say(Concat("hand over ", known.number));
   const absl::StatusOr<client::Model> model = colleague->RegisterModel(kStoryShape.Geometry());
   if (!model.ok()) return model.status();
-  const SequenceId id = known.sequence.id();
+  const client::SequenceId id = known.sequence.id();
   if (absl::Status status = known.sequence.Handover(colleague->session_id()); !status.ok()) {
     return status;
   }

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <utility>
 
+#include "client/api/worker_access.h"
 #include "daemon/base/strings.h"
 
 namespace tessera::fuzz {
@@ -349,7 +350,8 @@ absl::Status Story::Attend(Known& known) {
 
 absl::Status Story::Describe(Known& known) {
   Say(Concat("describe ", known.number));
-  const absl::StatusOr<v1::DescribeResponse> held = known.sequence.Describe(true);
+  const absl::StatusOr<v1::DescribeResponse> held =
+      client::DescribeMessage(known.sequence, client::Detail::kLanes);
   if (!held.ok()) return held.status();
   if (held->tokens() == known.truth.tokens() && held->state() != v1::SEQUENCE_STATE_FAILED) {
     return absl::OkStatus();
@@ -398,9 +400,9 @@ absl::Status Story::Compress(Known& known) {
 absl::Status Story::Pack(Known& known) {
   if (std::string_view(known.kind.policy) != "dense") return Compress(known);
   Say(Concat("pack ", known.number));
-  const absl::StatusOr<v1::CompressResponse> packed = known.sequence.Compress(client::Packing{
-      .kept_channels = kStoryShape.head_dim, .summary = kernels::Summary::kMean, .block = 4});
-  known.by_hand |= packed.ok() && packed->entries_packed() > 0;
+  const absl::StatusOr<client::CompressResult> packed = known.sequence.Compress(client::Packing{
+      .kept_channels = kStoryShape.head_dim, .summary = client::Summary::kMean, .block = 4});
+  known.by_hand |= packed.ok() && packed->entries_packed > 0;
   return absl::IsAborted(packed.status()) ? absl::OkStatus() : packed.status();
 }
 

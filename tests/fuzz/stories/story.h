@@ -69,7 +69,7 @@ std::span<const Kind> Kinds();
 // The prefixes that workers of one tenant have published, as far as they know.
 struct Shelf {
   struct Entry {
-    PrefixId prefix;
+    client::PrefixId prefix;
     cli::SyntheticSequence truth;
     Kind kind;
     bool pinned;

@@ -12,6 +12,7 @@
 #include <thread>
 #include <vector>
 
+#include "client/api/worker_access.h"
 #include "daemon/base/scheduler.h"
 #include "tessera/worker.h"
 #include "tests/fuzz/stories/daemon_parts.h"
@@ -105,12 +106,12 @@ std::string Live(DaemonParts& parts, bool mapped, std::uint64_t seed, Tally& tal
   TestRandom random(seed);
   Shelf shelf;  // prefixes published by one worker are found by all
   absl::StatusOr<std::unique_ptr<client::Worker>> worker =
-      client::Worker::Attach({.worker_name = "story", .map_memory = mapped},
-                             std::make_unique<LocalConnector>(parts.worker(), parts.door()));
+      client::AttachWith({.worker_name = "story", .map_memory = mapped}, {},
+                         std::make_unique<LocalConnector>(parts.worker(), parts.door()));
   if (!worker.ok()) return worker.status().ToString();
   absl::StatusOr<std::unique_ptr<client::Worker>> colleague =
-      client::Worker::Attach({.worker_name = "colleague", .map_memory = !mapped},
-                             std::make_unique<LocalConnector>(parts.worker(), parts.door()));
+      client::AttachWith({.worker_name = "colleague", .map_memory = !mapped}, {},
+                         std::make_unique<LocalConnector>(parts.worker(), parts.door()));
   if (!colleague.ok()) return colleague.status().ToString();
   absl::StatusOr<Story> story = Story::Begin({.worker = worker->get(),
                                               .random = &random,

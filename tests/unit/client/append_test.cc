@@ -43,7 +43,7 @@ class BulkAppend : public testing::TestWithParam<Case> {
   static ModelGeometry Uniform() {
     ModelGeometry model;
     model.name = "uniform";
-    model.type = kernels::ElementType::kFp16;
+    model.type = ElementType::kFp16;
     model.layers.assign(5, {.query_heads = 2, .kv_heads = 2, .head_dim = 64});
     return model;
   }

@@ -21,15 +21,17 @@ int InitializersAreRight(void) {
   const tessera_attach_options attach = TESSERA_ATTACH_OPTIONS_INIT;
   const tessera_model_options model = TESSERA_MODEL_OPTIONS_INIT;
   const tessera_append append = TESSERA_APPEND_INIT;
+  const tessera_layer layer = TESSERA_LAYER_INIT;
   const tessera_observation observation = TESSERA_OBSERVATION_INIT;
   const tessera_step_options step = TESSERA_STEP_OPTIONS_INIT;
   const tessera_step_tensors tensors = TESSERA_STEP_TENSORS_INIT;
   return attach.struct_size == sizeof attach && attach.map_memory == 1 &&
          attach.reattach_timeout_ms == 60000 && model.struct_size == sizeof model &&
-         model.type == TESSERA_BF16 && append.struct_size == sizeof append &&
-         observation.struct_size == sizeof observation && step.struct_size == sizeof step &&
-         step.new_tokens == 1 && step.timeout_ms == 1000 && tensors.struct_size == sizeof tensors &&
-         tensors.output_type == TESSERA_FP32 && tensors.causal == 1;
+         layer.query_heads == 0 && layer.sinks == NULL && model.type == TESSERA_BF16 &&
+         append.struct_size == sizeof append && observation.struct_size == sizeof observation &&
+         step.struct_size == sizeof step && step.new_tokens == 1 && step.timeout_ms == 1000 &&
+         tensors.struct_size == sizeof tensors && tensors.output_type == TESSERA_FP32 &&
+         tensors.causal == 1;
 }
 
 int VersionsAgree(void) {

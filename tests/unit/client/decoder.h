@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "client/api/worker_access.h"
 #include "gtest/gtest.h"
 #include "tessera/worker.h"
 #include "tests/fakes/daemon/mapped_daemon.h"
@@ -87,10 +88,8 @@ class Decoder {
     AttachOptions options;
     options.address = "fake:daemon";
     options.map_memory = map_memory;
-    options.clock = &clock;
-    options.sleeper = &sleeper;
     absl::StatusOr<std::unique_ptr<Worker>> attached =
-        Worker::Attach(options, daemon->NewConnector());
+        AttachWith(options, {.clock = &clock, .sleeper = &sleeper}, daemon->NewConnector());
     EXPECT_TRUE(attached.ok()) << attached.status();
     worker = *std::move(attached);
     EXPECT_EQ(worker->mapped(), map_memory && daemon_options.offer_mapping);

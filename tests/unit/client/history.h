@@ -9,6 +9,7 @@
 #include <span>
 #include <vector>
 
+#include "client/session/bound_model.h"
 #include "gtest/gtest.h"
 #include "kernels/reference/oracle.h"
 #include "tessera/model.h"
@@ -33,7 +34,7 @@ inline std::vector<std::byte> RandomRows(TestRandom& random, std::size_t element
 inline ModelGeometry RandomGeometry(TestRandom& random) {
   ModelGeometry model;
   model.name = "test";
-  model.type = static_cast<kernels::ElementType>(random.Between(1, 3));
+  model.type = static_cast<ElementType>(random.Between(1, 3));
   const std::uint64_t layers = random.Between(1, 3);
   for (std::uint64_t i = 0; i < layers; ++i) {
     LayerGeometry layer;

@@ -7,6 +7,7 @@
 #include <mutex>
 #include <thread>
 
+#include "client/api/worker_access.h"
 #include "tests/unit/client/decoder.h"
 
 namespace tessera::client {
@@ -43,8 +44,6 @@ struct Attached {
   explicit Attached(fakes::MappedDaemon& daemon, bool automatic = false) : sleeper(clock) {
     AttachOptions options;
     options.address = "fake:daemon";
-    options.clock = &clock;
-    options.sleeper = &sleeper;
     options.reattach.automatic = automatic;
     options.on_lease_lost = [this](const absl::Status& why) {
       reason = why;
@@ -58,7 +57,8 @@ struct Attached {
       report = got;
       reattached.Set();
     };
-    absl::StatusOr<std::unique_ptr<Worker>> made = Worker::Attach(options, daemon.NewConnector());
+    absl::StatusOr<std::unique_ptr<Worker>> made =
+        AttachWith(options, {.clock = &clock, .sleeper = &sleeper}, daemon.NewConnector());
     EXPECT_TRUE(made.ok()) << made.status();
     worker = *std::move(made);
   }
@@ -118,6 +118,7 @@ TEST(Lease, LossUnmapsEverythingAtOnceAndNamesTheReason) {
         attached.worker->BeginStep(batch).status(), sequence->Truncate(0),
         attached.worker->Stats().status(), sequence->Describe().status()}) {
     EXPECT_TRUE(absl::IsUnavailable(status)) << status;
+    EXPECT_EQ(GetErrorInfo(status).cause, ErrorCause::kLeaseLost) << status;
     EXPECT_NE(status.ToString().find("the power is going"), std::string::npos) << status;
   }
   EXPECT_FALSE(step->open());
@@ -125,7 +126,7 @@ TEST(Lease, LossUnmapsEverythingAtOnceAndNamesTheReason) {
 }
 
 // An executor that stops in the middle of an attention call until the test continues it.
-class StoppingExecutor final : public kernels::Executor {
+class StoppingExecutor final : public Executor {
  public:
   void ParallelFor(std::uint32_t tasks, Task task, void* context) override {
     inside.Set();

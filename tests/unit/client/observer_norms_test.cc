@@ -21,7 +21,7 @@ class OneHead : public testing::Test {
   static ModelGeometry OneLayer() {
     ModelGeometry model;
     model.name = "observed";
-    model.type = kernels::ElementType::kFp16;
+    model.type = ElementType::kFp16;
     model.layers.assign(1, {.query_heads = 1, .kv_heads = 1, .head_dim = 64});
     return model;
   }

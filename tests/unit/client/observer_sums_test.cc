@@ -26,7 +26,7 @@ class ObservingSums : public testing::Test {
   static ModelGeometry Geometry() {
     ModelGeometry model;
     model.name = "observed";
-    model.type = kernels::ElementType::kBf16;
+    model.type = ElementType::kBf16;
     model.layers.assign(2, {.query_heads = 4, .kv_heads = 2, .head_dim = 64});
     return model;
   }

@@ -39,7 +39,7 @@ class Observing : public testing::TestWithParam<Way> {
   static ModelGeometry Geometry() {
     ModelGeometry model;
     model.name = "observed";
-    model.type = kernels::ElementType::kFp16;
+    model.type = ElementType::kFp16;
     model.layers.assign(2, {.query_heads = 4, .kv_heads = 2, .head_dim = 64});
     return model;
   }

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "client/api/worker_access.h"
 #include "tests/unit/client/decoder.h"
 
 namespace tessera::client {
@@ -184,7 +185,9 @@ TEST(Step, EndHasTheLastWordOnAStepThatWasRevoked) {
     LayerRows rows(random, track.history.model(), layer, 1);
     EXPECT_TRUE(absl::IsAborted(step->AppendAndAttend(layer, rows.tensors())));
   }
-  EXPECT_TRUE(absl::IsAborted(step->End()));
+  const absl::Status ended = step->End();
+  EXPECT_TRUE(absl::IsAborted(ended));
+  EXPECT_EQ(GetErrorInfo(ended).cause, ErrorCause::kPinRevoked);
   TESSERA_ASSERT_OK(decoder.RunStep(track));
 }
 
@@ -215,7 +218,7 @@ TEST(Step, RefusesWhatDoesNotFit) {
   EXPECT_TRUE(absl::IsInvalidArgument(small));
   EXPECT_NE(small.ToString().find("key has 254 bytes"), std::string::npos) << small;
   StepTensors tensors = rows.tensors();
-  tensors.output_type = kernels::ElementType::kFp16;
+  tensors.output_type = ElementType::kFp16;
   EXPECT_TRUE(absl::IsInvalidArgument(step->AppendAndAttend(0, tensors)));
   tensors = rows.tensors();
   tensors.lse = tensors.lse.first(3);
@@ -244,7 +247,9 @@ TEST(Step, SixtyFourMayBeInFlightAndNoMore) {
   }
   EXPECT_EQ(decoder.daemon->pins(), 64u);
   Sequence* last[] = {&tracks[64].sequence};
-  EXPECT_TRUE(absl::IsResourceExhausted(decoder.worker->BeginStep(last).status()));
+  const absl::Status no_slot = decoder.worker->BeginStep(last).status();
+  EXPECT_TRUE(absl::IsResourceExhausted(no_slot));
+  EXPECT_EQ(GetErrorInfo(no_slot).cause, ErrorCause::kReaderSlots);
   steps.pop_back();
   EXPECT_TRUE(decoder.worker->BeginStep(last).ok());
 }
@@ -260,6 +265,7 @@ TEST(Step, AFullRingWaitsForTheDaemonAndThenSaysSo) {
   const std::uint64_t wakes = decoder.daemon->wakes();
   const absl::Status status = decoder.RunStep(track, {.timeout = std::chrono::milliseconds(40)});
   EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;
+  EXPECT_EQ(GetErrorInfo(status).cause, ErrorCause::kTailRingFull);
   EXPECT_NE(status.ToString().find("tail ring"), std::string::npos);
   EXPECT_NE(status.ToString().find("128 tokens"), std::string::npos) << status;
   EXPECT_EQ(decoder.daemon->ring_full_waits(), 1u);
@@ -436,7 +442,7 @@ TEST(Step, AChangeByAnotherWorkerIsTold) {
   for (int i = 0; i < 40; ++i) TESSERA_ASSERT_OK(decoder.RunStep(track));
   {
     absl::StatusOr<std::unique_ptr<Worker>> other =
-        Worker::Attach({.address = "fake:daemon"}, decoder.daemon->NewConnector());
+        AttachWith({.address = "fake:daemon"}, {}, decoder.daemon->NewConnector());
     TESSERA_ASSERT_OK(other.status());
     absl::StatusOr<Model> model = (*other)->RegisterModel(decoder.model.geometry());
     TESSERA_ASSERT_OK(model.status());
@@ -459,7 +465,7 @@ TEST(Step, HandsASequenceOverToAnotherWorker) {
   decoder.Prefill(track, 50);
   TESSERA_ASSERT_OK(decoder.RunStep(track));
   absl::StatusOr<std::unique_ptr<Worker>> other =
-      Worker::Attach({.address = "fake:daemon"}, decoder.daemon->NewConnector());
+      AttachWith({.address = "fake:daemon"}, {}, decoder.daemon->NewConnector());
   TESSERA_ASSERT_OK(other.status());
   absl::StatusOr<Model> model = (*other)->RegisterModel(decoder.model.geometry());
   TESSERA_ASSERT_OK(model.status());

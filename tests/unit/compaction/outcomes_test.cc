@@ -158,7 +158,9 @@ TEST_F(Outcomes, ShortEndsSayWhatTheirRotationsTake) {
   ASSERT_EQ(outcome.dense.reason, DenseReason::kSegmentOverhead) << TextOf(outcome);
   const std::uint64_t more = outcome.dense.more_tokens();
   ASSERT_GT(more, 0u);
-  EXPECT_THAT(TextOf(outcome), HasSubstr("a segment of 40 tokens would be larger than its rows"));
+  EXPECT_THAT(
+      TextOf(outcome),
+      HasSubstr("a segment of 40 tokens with its rotations would be larger than dense rows"));
   EXPECT_THAT(TextOf(outcome), HasSubstr(std::to_string(more) + " more tokens are needed"));
   // As many as that, and it pays.
   Append(track, more, 1, /*end_of_prompt=*/true);
@@ -193,7 +195,7 @@ TEST_F(Outcomes, APolicyThatKeepsRowsSaysSo) {
   Append(track, 40, 1, /*end_of_prompt=*/true);
   RunAll();
   EXPECT_EQ(OutcomeOf(track).dense.reason, DenseReason::kPolicyDense);
-  EXPECT_EQ(TextFor(track), "left dense: the policy keeps rows as they came");
+  EXPECT_EQ(TextFor(track), "left dense: the policy does not compress this lane");
 }
 
 TEST_F(Outcomes, ACutForgetsWhatWasSaidOfTheRowsThatGo) {

@@ -170,6 +170,19 @@ class Layers(Tree):
         self.includes("daemon/pool/b.h", "tessera/a.h")
         self.assert_one("daemon/pool may not include client/include")
 
+    def test_public_headers_need_little(self):
+        self.includes("client/include/tessera/a.h", "absl/status/statusor.h")
+        self.assertEqual(self.found(), [])
+        for target, words in (
+                ("absl/strings/cord.h", "public headers may not include absl/strings"),
+                ("grpcpp/grpcpp.h", "public headers may not include grpcpp"),
+                ("google/protobuf/message.h", "public headers may not include google"),
+                ("tessera/v1/x.pb.h", "client/include may not include proto/tessera"),
+                ("daemon/base/a.h", "client/include may not include daemon/base")):
+            with self.subTest(target):
+                self.includes("client/include/tessera/a.h", target)
+                self.assert_one(words)
+
     def test_the_list_of_this_project(self):
         layers = table.load()
         self.assertIn("daemon/cache", layers.may_include["daemon/serving"])

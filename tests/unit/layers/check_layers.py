@@ -93,6 +93,11 @@ class LayerCheck:
     def check_third_party(self, where, folder, quote, target, in_tests):
         if quote == '"' and not target.startswith(table.THIRD_PARTY):
             self.complain(where, f'"{target}" is no path from the root of the tree')
+        if is_within(folder, table.PUBLIC.rstrip("/")) and "/" in target and not target.startswith(
+                table.PUBLIC_MAY_INCLUDE):
+            self.complain(where, f"public headers may not include {target}: the standard library, "
+                          f"{', '.join(table.PUBLIC_MAY_INCLUDE)} and each other alone")
+            return
         for prefix, homes in table.ONLY_IN:
             if in_tests or not target.startswith(prefix):
                 continue

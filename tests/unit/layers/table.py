@@ -61,7 +61,7 @@ class Layers:
 
     def _is_free(self, layer):
         """Whether sub-folders need no place of their own: not at the top, and without order."""
-        return ("/" in layer or layer == "client") and layer not in self.order
+        return "/" in layer and layer not in self.order
 
     def part_of(self, folder, layer):
         """The index of a folder among its layer's parts, or None where it has no place."""
@@ -96,5 +96,8 @@ ONLY_IN = (
     ("Eigen/", ("kernels/strategy",)),
     ("xxhash.h", ("daemon/cache",)),
 )
+# Other people's headers that public headers may include, beside the standard library's: users must
+# not need more.
+PUBLIC_MAY_INCLUDE = ("absl/status/",)
 # What a quoted include may start with that is not in this tree.
 THIRD_PARTY = tuple(prefix for prefix, _ in ONLY_IN) + ("hiredis/", "fmt/", "civetweb")

@@ -1,0 +1,61 @@
+// The handles of the C interface, and what its functions share.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
+#include <initializer_list>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "tessera/tessera.h"
+#include "tessera/worker.h"
+
+struct tessera_worker {
+  std::unique_ptr<tessera::client::Worker> worker;
+};
+struct tessera_model {
+  tessera::client::Model model;
+};
+struct tessera_sequence {
+  tessera::client::Sequence sequence;
+};
+
+namespace tessera::client {
+
+tessera_code Report(const absl::Status& status, tessera_error* error);
+
+// An argument that may not be NULL, or that may be NULL only if it has no elements.
+struct CArgument {
+  const char* name;
+  const void* pointer;
+  std::size_t elements = 1;
+};
+// INVALID_ARGUMENT names the call and the first argument that is NULL and should not be.
+absl::Status CheckArguments(const char* call, std::initializer_list<CArgument> arguments);
+
+// The caller's struct in this library's size: fields that an older header lacks have the values of
+// `defaults`.
+template <typename Struct>
+Struct Adopt(const Struct* given, Struct defaults) {
+  if (given == nullptr) return defaults;
+  std::memcpy(&defaults, given, std::min(given->struct_size, sizeof(Struct)));
+  return defaults;
+}
+
+inline std::string Text(const char* text) { return text == nullptr ? "" : text; }
+
+inline std::span<const std::byte> Bytes(const void* data, std::size_t size) {
+  return {static_cast<const std::byte*>(data), size};
+}
+
+inline tessera_code Hand(absl::StatusOr<Sequence> sequence, tessera_sequence** out,
+                         tessera_error* error) {
+  if (sequence.ok()) *out = new tessera_sequence{*std::move(sequence)};
+  return Report(sequence.status(), error);
+}
+
+}  // namespace tessera::client

@@ -1,0 +1,38 @@
+# What `cmake --install` copies, by component:
+#
+#   daemon   tesserad
+#   client   tessera (the command) and libtessera.so
+#   dev      public headers, libtessera-client.a, the CMake package and the pkg-config files
+
+include(GNUInstallDirs)
+include(CMakePackageConfigHelpers)
+
+install(TARGETS tesserad RUNTIME COMPONENT daemon)
+install(TARGETS tessera RUNTIME COMPONENT client)
+install(TARGETS tessera_shared
+  LIBRARY COMPONENT client NAMELINK_COMPONENT dev)
+install(DIRECTORY client/include/tessera TYPE INCLUDE COMPONENT dev FILES_MATCHING PATTERN "*.h")
+install(FILES ${PROJECT_BINARY_DIR}/lib/libtessera-client.a
+  DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT dev)
+
+# ---- find_package(Tessera)
+set(package_folder ${CMAKE_INSTALL_LIBDIR}/cmake/Tessera)
+set(TESSERA_CLIENT_SYSTEM_LIBRARIES "${CMAKE_DL_LIBS};rt;m")
+configure_package_config_file(deploy/cmake/TesseraConfig.cmake.in
+  ${PROJECT_BINARY_DIR}/TesseraConfig.cmake
+  INSTALL_DESTINATION ${package_folder}
+  PATH_VARS CMAKE_INSTALL_INCLUDEDIR CMAKE_INSTALL_LIBDIR)
+write_basic_package_version_file(${PROJECT_BINARY_DIR}/TesseraConfigVersion.cmake
+  VERSION ${PROJECT_VERSION} COMPATIBILITY SameMinorVersion)
+install(FILES ${PROJECT_BINARY_DIR}/TesseraConfig.cmake
+              ${PROJECT_BINARY_DIR}/TesseraConfigVersion.cmake
+  DESTINATION ${package_folder} COMPONENT dev)
+
+# ---- pkg-config. Paths follow from the place of the .pc file: a prefix may be moved.
+file(RELATIVE_PATH TESSERA_PC_TO_PREFIX
+  /prefix/${CMAKE_INSTALL_LIBDIR}/pkgconfig /prefix)
+foreach(name tessera tessera-client)
+  configure_file(deploy/cmake/${name}.pc.in ${PROJECT_BINARY_DIR}/${name}.pc @ONLY)
+  install(FILES ${PROJECT_BINARY_DIR}/${name}.pc
+    DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig COMPONENT dev)
+endforeach()

@@ -1,0 +1,117 @@
+# Which libraries of other projects libtessera.so contains, so that its users need not install them.
+#
+# A shared library can contain an archive only if the archive is position independent. Debian
+# compiles some without -fPIC: their thread-local variables cannot move. The libraries of one
+# project are taken all or none, so that no process has two halves of one project.
+
+# Every imported library that `root` links, directly or not; in `names` what is no target.
+function(tessera_closure root result names)
+  set(pending ${root})
+  set(found)
+  set(others)
+  while(pending)
+    list(POP_FRONT pending name)
+    # $<LINK_ONLY:name> and the like.
+    string(REGEX REPLACE "^\\$<LINK_ONLY:(.*)>$" "\\1" name "${name}")
+    if(NOT TARGET "${name}")
+      list(APPEND others ${name})
+      continue()
+    endif()
+    if(name IN_LIST found)
+      continue()
+    endif()
+    list(APPEND found ${name})
+    get_target_property(links ${name} INTERFACE_LINK_LIBRARIES)
+    if(links)
+      list(APPEND pending ${links})
+    endif()
+  endwhile()
+  list(REMOVE_DUPLICATES others)
+  set(${result} ${found} PARENT_SCOPE)
+  set(${names} ${others} PARENT_SCOPE)
+endfunction()
+
+# Its shared library, or empty.
+function(tessera_location target result)
+  set(location)
+  foreach(property IMPORTED_LOCATION_RELEASE IMPORTED_LOCATION_NONE IMPORTED_LOCATION
+                   IMPORTED_LOCATION_RELWITHDEBINFO)
+    get_target_property(value ${target} ${property})
+    if(value AND NOT location)
+      set(location ${value})
+    endif()
+  endforeach()
+  set(${result} ${location} PARENT_SCOPE)
+endfunction()
+
+# Whether a shared library can contain the archive.
+function(tessera_is_pic archive result)
+  get_filename_component(name ${archive} NAME_WE)
+  string(MAKE_C_IDENTIFIER "TESSERA_PIC_${name}" variable)
+  if(NOT DEFINED ${variable})
+    execute_process(
+      COMMAND ${CMAKE_CXX_COMPILER} -shared -o ${CMAKE_CURRENT_BINARY_DIR}/pic_check.so
+              -Wl,--whole-archive ${archive} -Wl,--no-whole-archive
+              -Wl,--unresolved-symbols=ignore-all
+              -Wl,--version-script=${PROJECT_SOURCE_DIR}/client/api/libtessera.map
+      RESULT_VARIABLE code OUTPUT_QUIET ERROR_QUIET)
+    if(code EQUAL 0)
+      set(${variable} ON CACHE INTERNAL "")
+    else()
+      set(${variable} OFF CACHE INTERNAL "")
+    endif()
+  endif()
+  set(${result} ${${variable}} PARENT_SCOPE)
+endfunction()
+
+# tessera_split_dependencies(ROOT ARCHIVES SHARED): what ROOT needs, as archives where they are
+# position independent and as shared libraries elsewhere. Says which projects are which.
+function(tessera_split_dependencies root archives shared)
+  tessera_closure(${root} targets names)
+  set(projects)
+  foreach(target ${targets})
+    get_target_property(type ${target} TYPE)
+    if(type STREQUAL "INTERFACE_LIBRARY")
+      continue()
+    endif()
+    tessera_location(${target} location)
+    if(NOT location MATCHES "\\.(so|a)(\\.|$)")
+      continue()
+    endif()
+    string(REGEX REPLACE "::.*" "" project ${target})
+    list(APPEND projects ${project})
+    string(REGEX REPLACE "\\.so[0-9.]*$" ".a" archive ${location})
+    set(is_pic OFF)
+    if(EXISTS ${archive})
+      tessera_is_pic(${archive} is_pic)
+    endif()
+    if(NOT is_pic)
+      set(dynamic_${project} ON)
+    endif()
+    list(APPEND archives_${project} ${archive})
+    list(APPEND shared_${project} ${target})
+  endforeach()
+  list(REMOVE_DUPLICATES projects)
+  set(inside)
+  set(outside)
+  set(all_archives)
+  set(all_shared)
+  foreach(project ${projects})
+    if(dynamic_${project})
+      list(APPEND outside ${project})
+      list(APPEND all_shared ${shared_${project}})
+    else()
+      list(APPEND inside ${project})
+      list(APPEND all_archives ${archives_${project}})
+    endif()
+  endforeach()
+  list(JOIN inside ", " inside)
+  message(STATUS "libtessera.so contains: ${inside}")
+  if(outside)
+    list(JOIN outside ", " outside)
+    message(STATUS "libtessera.so links as shared libraries (their archives are not position "
+                   "independent): ${outside}")
+  endif()
+  set(${archives} ${all_archives} PARENT_SCOPE)
+  set(${shared} ${all_shared} ${names} PARENT_SCOPE)
+endfunction()
