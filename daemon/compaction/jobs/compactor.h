@@ -32,8 +32,8 @@
 
 namespace tessera::compaction {
 
-// Thread-safe. The daemon owns one; it must outlive the scheduler's jobs. Work that fails leaves the
-// rows as they are and is logged, unless a caller of Compress waits for the result.
+// Thread-safe. The daemon owns one; it must outlive the scheduler's jobs. Work that fails leaves
+// the rows as they are and is logged, unless a caller of Compress waits for the result.
 class Compactor {
  public:
   struct Options {
@@ -101,13 +101,13 @@ class Compactor {
   void TailsMoved(const std::shared_ptr<cache::Sequence>& sequence);
 
   // Compresses all rows, as at the end of a prompt. Calls `done` with OK or the first error: from
-  // the last job, or from this call if there is nothing to do. CANCELLED: the sequence was freed, or
-  // the scheduler stopped, before all jobs were done.
+  // the last job, or from this call if there is nothing to do. CANCELLED: the sequence was freed,
+  // or the scheduler stopped, before all jobs were done.
   using Done = absl::AnyInvocable<void(absl::Status) &&>;
   void Compress(const std::shared_ptr<cache::Sequence>& sequence, const Rows& rows, Done done);
 
-  // Takes a worker's observation of one layer, for the policy's next decision. It is kept until that
-  // layer is compressed. FAILED_PRECONDITION: the policy needs no observations.
+  // Takes a worker's observation of one layer, for the policy's next decision. It is kept until
+  // that layer is compressed. FAILED_PRECONDITION: the policy needs no observations.
   absl::Status Observe(cache::Sequence& sequence, const ObservedLayer& shown);
   // The first token of a layer whose queries compete for the largest norms at the moment.
   absl::StatusOr<std::uint64_t> NormsFrom(const cache::Sequence& sequence,
@@ -144,8 +144,8 @@ class Compactor {
     // If a caller waits: the policy under which it called.
     std::weak_ptr<const ManagedSequence> waiter_policy = {};
   };
-  // compactor_join.cc: joins one lane after another, synchronously. ABORTED: another thread works on
-  // a lane.
+  // compactor_join.cc: joins one lane after another, synchronously. ABORTED: another thread works
+  // on a lane.
   absl::Status JoinCrowdedLanes(const std::shared_ptr<cache::Sequence>& sequence);
   absl::Status JoinSome(const std::shared_ptr<cache::Sequence>& sequence, std::uint32_t lane,
                         bool& joined);

@@ -1,28 +1,9 @@
 // SemantiCache: merges entries with similar keys within a chunk of text. A merged entry has the
 // mean of their rows, the number of their tokens as its weight, and the position of the first.
+// tokens/shared/text_chunks.h says where chunks end. Delimiters are never merged.
 //
-// Chunks of text. A chunk ends after a delimiter, even if the delimiter was dropped, and when it
-// has max_chunk entries. Sinks, newest tokens and the delimiter count; each kv head counts its own
-// entries. Delimiters are never merged. A chunk that ended because it was full leaves a boundary,
-// which is remembered (LayerMemory::boundaries), because merging changes the number of entries by
-// which the end was found. Truncation forgets later boundaries, forks copy them, and later policies
-// keep them. A chunk that is not full continues with the next prompt and counts the entries that
-// are left of it. Clustered chunks are not clustered again, unless a budget requires it.
-//
-// Budget. It covers all kv heads of a layer and all tokens, including those that another term
-// drops. What earlier prompts have left over is available to later ones. The taus tried are
-// multiples of 1/128.
-//
-// When. All token ids must have been observed, including those of decoded tokens before a second
-// prompt. Nothing is merged while decoding; a worker that wants finished chunks merged calls
-// Compress, which leaves the chunk being decoded open. With mosaickv, think or a token policy, rows
-// of a prompt that lost something are settled: a chunk left open is not merged into later.
-//
-// key_space. Stored keys are rotated by RoPE, so similar keys at distant positions look different
-// in the fast channels, and their mean is blurred there. With key_space=pre each key is rotated
-// back before it is compared, and a merged key is the mean of its tokens' keys rotated to its
-// position. This needs the model's RoPE parameters, and no entry may have moved to another
-// position.
+// A budget covers all kv heads of a layer and all tokens, dropped ones too. Nothing is merged while
+// decoding. With key_space=pre keys are compared and averaged without their RoPE rotation.
 #include <algorithm>
 #include <string_view>
 #include <vector>

@@ -1,7 +1,6 @@
 // Readers resolve and attend while a worker decodes and the daemon's threads encode, seal and swap.
-// A reader sees one of the past states, byte for byte, and keeps seeing it while it attends.
-//
-// All threads use one mapping of each memory, so that ThreadSanitizer sees every access.
+// A reader sees one of the past states, byte for byte, and keeps seeing it while it attends. All
+// threads use one mapping of each memory, so that ThreadSanitizer sees every access.
 
 #include <array>
 #include <atomic>

@@ -1,8 +1,11 @@
 // Splits a lane into chunks of text: ranges of entries that may be merged with each other only.
 //
 // A chunk ends after a delimiter token, even if that token was dropped; at a boundary of an earlier
-// decision; and when it reaches the maximum number of entries, which adds a boundary. Boundaries
-// are remembered, because merging changes the number of entries by which the end was found.
+// decision; and when it has the maximum number of entries, which adds a boundary. Sinks, newest
+// tokens and the delimiter count; each kv head counts its own entries. Boundaries are remembered
+// (LayerMemory::boundaries), because merging changes the number of entries by which the end was
+// found. Truncation forgets later boundaries, forks copy them, later policies keep them. A chunk
+// that is not full continues with the next prompt and counts the entries that are left of it.
 #pragma once
 
 #include <cstdint>
