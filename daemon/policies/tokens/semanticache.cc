@@ -1,7 +1,6 @@
 // SemantiCache: merges entries with similar keys within a chunk of text. A merged entry has the
 // mean of their rows, the number of their tokens as its weight, and the position of the first.
 // tokens/shared/text_chunks.h says where chunks end. Delimiters are never merged.
-//
 // A budget covers all kv heads of a layer and all tokens, dropped ones too. Nothing is merged while
 // decoding. With key_space=pre keys are compared and averaged without their RoPE rotation.
 #include <algorithm>
