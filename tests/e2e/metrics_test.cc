@@ -245,6 +245,7 @@ TEST_F(Metrics, BackgroundCompaction) {
   // Too short to be worth a strategy.
   Compress(NewSequence(5, "mosaickv"));
   EXPECT_EQ(Value("tessera_runs_left_plain_total"), 4);
+  EXPECT_EQ(Value("tessera_segments_left_dense_total"), 4);
 }
 
 // One token policy evicts entries; another one misses observations.

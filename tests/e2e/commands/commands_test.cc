@@ -91,7 +91,8 @@ TEST_F(Commands, ALaneIsDescribedStrategyByStrategy) {
   const std::string text = Good("describe " + IdOf(sequence));
   EXPECT_THAT(text, AllOf(HasSubstr("policy mosaickv:"), HasSubstr("tokens 261"),
                           HasSubstr("packed bf16 16 of 64"), HasSubstr("dense bf16"),
-                          HasSubstr("loss K"), HasSubstr("bytes"), ContainsRegex("kept: tokens")));
+                          HasSubstr("loss K"), HasSubstr("bytes"), ContainsRegex("kept: tokens"),
+                          ContainsRegex("lanes: 5 of 261 entries left dense: waiting")));
   char loss[16];
   std::snprintf(loss, sizeof loss, "%.3f", first.key_loss());
   EXPECT_THAT(text, HasSubstr(loss));
@@ -134,7 +135,10 @@ TEST_F(Commands, PoliciesAreSetAndCarriedOut) {
   EXPECT_THAT(Described(sequence).policy(), HasSubstr("mosaickv"));
   EXPECT_EQ(Described(sequence).tile_bytes(), dense) << "what is there stays as it is";
   EXPECT_THAT(Good("compress " + IdOf(sequence)),
-              AllOf(HasSubstr("tiles "), HasSubstr(" -> "), HasSubstr("entries dropped 0")));
+              AllOf(HasSubstr("tiles "), HasSubstr(" -> "), HasSubstr("entries dropped 0"),
+                    HasSubstr("compressed: 128 tokens")));
+  EXPECT_THAT(Good("compress " + IdOf(sequence)),
+              HasSubstr("nothing new since the last compression"));
   EXPECT_LT(Described(sequence).tile_bytes(), dense / 2);
   Bad("policy " + IdOf(sequence) + " mosaikkv", 2, "mosaikkv");
   Bad("policy " + IdOf(sequence), 2, "expected a sequence id and a policy, got 1 arguments");

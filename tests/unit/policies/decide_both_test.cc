@@ -57,11 +57,11 @@ TEST(DecideBoth, WhatStaysIsMerged) {
         left.lanes()[lane].push_back(layer.lanes()[lane][i]);
       }
     }
-    LayerMemory memory;
+    LayerMemory memory, memory_of_both;
     const Policy alone = Parsed(merger);
     const auto expected = Decide(alone, left.Show(NeedsOf(alone), left.tokens()), memory);
     const Policy both = Parsed(Concat(merger, "+", selector));
-    const auto decision = Decide(both, layer.Show(NeedsOf(both), layer.tokens()), memory);
+    const auto decision = Decide(both, layer.Show(NeedsOf(both), layer.tokens()), memory_of_both);
     ASSERT_EQ(decision.status().code(), expected.status().code()) << decision.status();
     if (!expected.ok()) continue;  // an unreachable budget
     for (std::size_t lane = 0; lane < stay.size(); ++lane) {

@@ -278,9 +278,11 @@ TEST(DecideContinuing, LaddersThatTheModelCannotHaveAreRefused) {
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
     return std::string(AsStringView(status.message()));
   };
-  EXPECT_TRUE(CheckForModel(Parsed("lacache"), {.layers = 32}).ok());
-  EXPECT_EQ(why("lacache", 4), "policy: lacache: span 16 is not 1 to the model's 4 layers");
-  EXPECT_EQ(why("lacache", 16),
+  for (const std::uint32_t layers : {2u, 4u, 16u, 32u}) {
+    EXPECT_TRUE(CheckForModel(Parsed("lacache"), {.layers = layers}).ok()) << layers;
+  }
+  EXPECT_EQ(why("lacache:span=16", 4), "policy: lacache: span 16 is not 1 to the model's 4 layers");
+  EXPECT_EQ(why("lacache:span=16", 16),
             "policy: lacache: span 16 with overlap 0 of 16 layers drops nothing: every layer "
             "keeps all of a ladder's 1 tokens");
   EXPECT_EQ(why("lacache:span=26,overlap=6", 28),
