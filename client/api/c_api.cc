@@ -66,7 +66,7 @@ client::StepTensors ToStepTensors(const tessera_step_tensors& tensors) {
           .query = Bytes(tensors.query, tensors.query_bytes),
           .output = {static_cast<std::byte*>(tensors.output), tensors.output_bytes},
           .lse = {tensors.lse, tensors.lse == nullptr ? 0 : tensors.lse_count},
-          .output_type = static_cast<client::ElementType>(tensors.output_type),
+          .output_type = client::ToElementType(tensors.output_type),
           .causal = tensors.causal != 0};
 }
 
@@ -202,7 +202,7 @@ tessera_code tessera_register_model(tessera_worker* worker, const tessera_model_
   }
   client::ModelGeometry geometry;
   geometry.name = Text(given.name);
-  geometry.type = static_cast<client::ElementType>(given.type);
+  geometry.type = client::ToElementType(given.type);
   geometry.rope.theta = given.rope_theta;
   geometry.rope.interleaved = given.rope_interleaved != 0;
   if (given.rope_frequencies != nullptr) {

@@ -46,6 +46,12 @@ Struct Adopt(const Struct* given, Struct defaults) {
   return defaults;
 }
 
+// Unknown numbers become 0, which no call accepts.
+inline ElementType ToElementType(tessera_type type) {
+  const bool known = type >= TESSERA_BF16 && type <= TESSERA_FP32;
+  return static_cast<ElementType>(known ? type : 0);
+}
+
 inline std::string Text(const char* text) { return text == nullptr ? "" : text; }
 
 inline std::span<const std::byte> Bytes(const void* data, std::size_t size) {

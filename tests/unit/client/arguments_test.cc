@@ -279,6 +279,17 @@ TEST(CArguments, EveryPointerIsNamed) {
   ExpectRefused("tessera_sequence_create", "sequence is NULL", [&](auto* e) {
     return tessera_sequence_create(&worker, &model, nullptr, nullptr, e);
   });
+  tessera_layer layer = TESSERA_LAYER_INIT;
+  layer.query_heads = layer.kv_heads = 1;
+  layer.head_dim = 64;
+  options.layers = &layer;
+  options.layer_count = 1;
+  options.name = "wrong";
+  options.type = static_cast<tessera_type>(257);  // 1 in eight bits
+  tessera_error wrong = {};
+  EXPECT_EQ(tessera_register_model(&worker, &options, &registered, &wrong),
+            TESSERA_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(wrong.message).find("type"), std::string::npos) << wrong.message;
   tessera_append append = TESSERA_APPEND_INIT;
   append.bytes = 128;
   append.tokens = 1;
