@@ -47,21 +47,34 @@ else()
   target_link_libraries(tessera_shared PRIVATE $<LINK_LIBRARY:WHOLE_ARCHIVE,tessera_client>)
 endif()
 
-# ---- libtessera-client.a
-set(merged ${PROJECT_BINARY_DIR}/lib/libtessera-client.a)
-set(script "CREATE ${merged}\n")
-foreach(file $<TARGET_FILE:tessera_client> ${archive_files})
-  string(APPEND script "ADDLIB ${file}\n")
-endforeach()
-string(APPEND script "SAVE\nEND\n")
-file(GENERATE OUTPUT ${CMAKE_CURRENT_BINARY_DIR}/merge.mri CONTENT "${script}")
-file(MAKE_DIRECTORY ${PROJECT_BINARY_DIR}/lib)
-add_custom_command(
-  OUTPUT ${merged}
-  COMMAND ${CMAKE_COMMAND} -E rm -f ${merged}
-  COMMAND sh -c "\"$1\" -M < \"$2\"" merge ${CMAKE_AR} ${CMAKE_CURRENT_BINARY_DIR}/merge.mri
-  DEPENDS tessera_client ${archives} ${CMAKE_CURRENT_BINARY_DIR}/merge.mri
-  COMMENT "Merging libtessera-client.a"
-  VERBATIM)
-add_custom_target(tessera_client_archive ALL DEPENDS ${merged})
-set(TESSERA_CLIENT_ARCHIVE ${merged})
+# tessera_merge(NAME FILES...): one archive with the members of others.
+function(tessera_merge name)
+  set(merged ${PROJECT_BINARY_DIR}/lib/${name}.a)
+  set(script "CREATE ${merged}\n")
+  foreach(file ${ARGN})
+    string(APPEND script "ADDLIB ${file}\n")
+  endforeach()
+  string(APPEND script "SAVE\nEND\n")
+  file(GENERATE OUTPUT ${CMAKE_CURRENT_BINARY_DIR}/${name}.mri CONTENT "${script}")
+  file(MAKE_DIRECTORY ${PROJECT_BINARY_DIR}/lib)
+  add_custom_command(
+    OUTPUT ${merged}
+    COMMAND ${CMAKE_COMMAND} -E rm -f ${merged}
+    COMMAND sh -c "\"$1\" -M < \"$2\"" merge ${CMAKE_AR} ${CMAKE_CURRENT_BINARY_DIR}/${name}.mri
+    DEPENDS tessera_client ${archives} ${CMAKE_CURRENT_BINARY_DIR}/${name}.mri
+    COMMENT "Merging ${name}.a"
+    VERBATIM)
+  add_custom_target(${name}_archive ALL DEPENDS ${merged})
+endfunction()
+
+# For C++; its users link gRPC, protobuf and Abseil themselves.
+tessera_merge(libtessera-client $<TARGET_FILE:tessera_client> ${archive_files})
+
+# For C, with everything: a program that links it needs the C and C++ runtimes and nothing else.
+if(NOT TESSERA_SANITIZE)
+  include(${PROJECT_SOURCE_DIR}/deploy/cmake/static_dependencies.cmake)
+  tessera_archives_of(gRPC::grpc++ dependencies)
+  if(dependencies)
+    tessera_merge(libtessera $<TARGET_FILE:tessera_client> ${archive_files} ${dependencies})
+  endif()
+endif()

@@ -2,7 +2,7 @@
 #
 #   daemon   tesserad
 #   client   tessera (the command) and libtessera.so
-#   dev      public headers, libtessera-client.a, the CMake package and the pkg-config files
+#   dev      public headers, libtessera.a (C), libtessera-client.a (C++), CMake package, pkg-config
 
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
@@ -14,6 +14,8 @@ install(TARGETS tessera_shared
 install(DIRECTORY client/include/tessera TYPE INCLUDE COMPONENT dev FILES_MATCHING PATTERN "*.h")
 install(FILES ${PROJECT_BINARY_DIR}/lib/libtessera-client.a
   DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT dev)
+install(FILES ${PROJECT_BINARY_DIR}/lib/libtessera.a
+  DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT dev OPTIONAL)
 
 # ---- find_package(Tessera)
 set(package_folder ${CMAKE_INSTALL_LIBDIR}/cmake/Tessera)

@@ -73,6 +73,13 @@ class Installed(unittest.TestCase):
                 self.assertLess(time.monotonic(), deadline, (self.folder / "log").read_text())
                 self.assertIsNone(daemon.poll(), (self.folder / "log").read_text())
 
+    def check_links_only(self, program, allowed):
+        needed = [pathlib.PurePath(line.split()[0]).name
+                  for line in run("ldd", program).splitlines()]
+        print(program.name, "links", " ".join(sorted(needed)))
+        for name in needed:
+            self.assertTrue(re.match(allowed, name), name)
+
     def check_example(self, program, address):
         lines = run(program, address).splitlines()
         self.assertEqual(len(lines), 16, lines)
@@ -102,6 +109,7 @@ class Installed(unittest.TestCase):
         environment = {**os.environ, "PKG_CONFIG_PATH": str(self.lib / "pkgconfig"),
                        "CC": arguments.cc, "CXX": arguments.cxx}
         run("make", "-C", self.project, "-e", env=environment)
+        self.check_links_only(build / "c_static", f"^({RUNTIME})")
         address = self.start_daemon()
         for program in (build / "c_shared", build / "c_static", build / "cpp_static",
                         self.project / "make_c", self.project / "make_cpp"):
