@@ -13,7 +13,7 @@ namespace {
 absl::Status Unusable(std::string_view why) {
   return absl::FailedPreconditionError(
       Concat("the daemon keeps KV on a GPU that this process cannot use: ", why,
-             "; map_memory=false works through RPC"));
+             "; set map_memory=false to use RPC"));
 }
 
 }  // namespace
@@ -41,14 +41,14 @@ absl::StatusOr<std::unique_ptr<Gpu>> Gpu::Open(const GpuPlatform& platform, std:
     if (gpu->runtime_ == nullptr) return Unusable(reason);
     return gpu;
   }
-  return Unusable(Concat("it is none of the ", devices->size(),
-                         " devices that this process sees (CUDA_VISIBLE_DEVICES?)"));
+  return Unusable(Concat("it is not among the ", devices->size(),
+                         " devices visible to this process; check CUDA_VISIBLE_DEVICES"));
 }
 
 absl::Status GpuStatus(const kernels::cuda::Error& error) {
   if (error.ok()) return absl::OkStatus();
   if (error.out_of_memory()) return absl::ResourceExhaustedError(error.text());
-  return absl::InternalError(Concat("the GPU has failed in this process: ", error.text()));
+  return absl::InternalError(Concat("a GPU call failed in this process: ", error.text()));
 }
 
 }  // namespace tessera::client

@@ -1,4 +1,4 @@
-// The GPU that a session's memory is on, as this process reaches it.
+// The GPU that holds a session's memory, as this process accesses it.
 #pragma once
 
 #include <functional>
@@ -12,7 +12,7 @@
 
 namespace tessera::client {
 
-// How GPUs are reached at all. Tests bring one of their own.
+// Access to the GPUs of this machine. Tests inject fake ones.
 struct GpuPlatform {
   std::function<absl::StatusOr<std::unique_ptr<CudaCalls>>()> load_cuda;
   kernels::cuda::RuntimeSource* gpus = nullptr;
@@ -20,10 +20,11 @@ struct GpuPlatform {
   static const GpuPlatform& System();
 };
 
+// Owned by the session's MappedMemory.
 class Gpu {
  public:
-  // By its UUID: the daemon may count devices otherwise. FAILED_PRECONDITION, and why, where this
-  // process cannot use it.
+  // Opens the GPU with this UUID, because the daemon may number devices differently.
+  // FAILED_PRECONDITION with the reason if this process cannot use it.
   static absl::StatusOr<std::unique_ptr<Gpu>> Open(const GpuPlatform& platform,
                                                    std::string_view uuid);
 
@@ -38,7 +39,7 @@ class Gpu {
   std::unique_ptr<kernels::cuda::Runtime> runtime_;
 };
 
-// A failed call as the worker is told of it.
+// RESOURCE_EXHAUSTED if the device is out of memory, else INTERNAL.
 absl::Status GpuStatus(const kernels::cuda::Error& error);
 
 }  // namespace tessera::client

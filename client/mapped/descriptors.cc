@@ -33,7 +33,7 @@ const char* KindName(DescriptorKind kind) {
     case DescriptorKind::kTail:
       return "tail extent";
   }
-  return "thing";
+  return "object";
 }
 
 absl::Status RefusalOf(const shm::DescriptorRequest& request, DescriptorCode code) {
@@ -43,20 +43,20 @@ absl::Status RefusalOf(const shm::DescriptorRequest& request, DescriptorCode cod
       return absl::OkStatus();
     case DescriptorCode::kBadOpening:
       return absl::FailedPreconditionError(
-          Concat("the descriptor socket speaks another protocol than version ",
-                 shm::kProtocolVersion, " with layout ", shm::kLayoutFingerprint));
+          Concat("the descriptor socket does not speak protocol version ", shm::kProtocolVersion,
+                 " with layout ", shm::kLayoutFingerprint));
     case DescriptorCode::kUnknownNonce:
       return absl::PermissionDeniedError(
           "the descriptor socket does not know this session's nonce");
     case DescriptorCode::kNoSuchIndex:
       return absl::NotFoundError(Concat("the daemon has no ", what));
     case DescriptorCode::kBadRequest:
-      return absl::InvalidArgumentError(Concat("the daemon hands out no ", what));
+      return absl::InvalidArgumentError(Concat("the daemon refuses to hand out ", what));
     case DescriptorCode::kExhausted:
       return absl::ResourceExhaustedError(Concat("the daemon has no memory for ", what));
   }
-  return absl::InternalError(
-      Concat("the descriptor socket answers code ", static_cast<std::uint32_t>(code)));
+  return absl::InternalError(Concat("the descriptor socket answered with unknown code ",
+                                    static_cast<std::uint32_t>(code)));
 }
 
 }  // namespace
@@ -100,9 +100,9 @@ absl::StatusOr<Descriptor> DescriptorSocket::Receive(const shm::DescriptorReques
   const bool by_handle = answer.memory == shm::MemoryKind::kCudaIpc;
   if (answer.kind != request.kind || answer.index != request.index ||
       descriptor.fd.valid() == by_handle) {
-    return absl::InternalError(Concat("the descriptor socket answered ", KindName(answer.kind), " ",
-                                      answer.index, " to a request for ", KindName(request.kind),
-                                      " ", request.index));
+    return absl::InternalError(Concat("the descriptor socket sent ", KindName(answer.kind), " ",
+                                      answer.index, " in answer to a request for ",
+                                      KindName(request.kind), " ", request.index));
   }
   descriptor.bytes = answer.bytes;
   descriptor.generation = answer.generation;

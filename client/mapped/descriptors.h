@@ -1,4 +1,4 @@
-// Where a session gets the file descriptors of its mappings: the descriptor socket, or a test.
+// The source of the file descriptors that a session maps: the descriptor socket, or a test's fake.
 #pragma once
 
 #include <cstdint>
@@ -14,27 +14,27 @@
 namespace tessera::client {
 
 struct Descriptor {
-  Fd fd;                         // not of kCudaIpc
-  std::uint64_t bytes = 0;       // to map
+  Fd fd;                         // invalid for kCudaIpc
+  std::uint64_t bytes = 0;       // size of the mapping
   std::uint32_t generation = 0;  // of a pool extent
   shm::MemoryKind memory = shm::MemoryKind::kHost;
-  CudaIpcHandle ipc_handle = {};  // of kCudaIpc
+  CudaIpcHandle ipc_handle = {};  // only for kCudaIpc
 };
 
 // Thread-safe.
 class DescriptorSource {
  public:
   virtual ~DescriptorSource() = default;
-  // NOT_FOUND where there is no such extent (any more).
+  // NOT_FOUND if the extent does not exist or no longer exists.
   virtual absl::StatusOr<Descriptor> Fetch(shm::DescriptorKind kind, std::uint32_t index) = 0;
   // Signals the session's wake event: one system call.
   virtual void SignalWake() = 0;
-  // Fetches in flight fail, and so do later ones. Idempotent.
+  // Fails fetches in flight and all later ones. Idempotent.
   virtual void Shutdown() = 0;
 };
 
-// A connection to the daemon's descriptor socket. Kept open, it is the second witness of the
-// session's life.
+// A connection to the daemon's descriptor socket. It stays open: like the Attach stream, it shows
+// the daemon that the session is alive.
 class DescriptorSocket final : public DescriptorSource {
  public:
   static absl::StatusOr<std::unique_ptr<DescriptorSocket>> Open(const std::string& path,
@@ -52,7 +52,7 @@ class DescriptorSocket final : public DescriptorSource {
 
   const Fd socket_;
   Fd wake_;
-  Mutex mutex_;  // one question and its answer at a time
+  Mutex mutex_;  // one request and its answer at a time
 };
 
 }  // namespace tessera::client

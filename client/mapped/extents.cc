@@ -45,7 +45,7 @@ absl::Status CheckLimit(std::string_view what, std::uint64_t limit, std::uint64_
       limit / extent > most) {
     return absl::FailedPreconditionError(
         Concat("the ", what, " has a limit of ", limit, " bytes in extents of ", extent,
-               "; needed are 1 to ", most, " whole extents of whole pages"));
+               "; it must consist of 1 to ", most, " whole extents of whole pages"));
   }
   return absl::OkStatus();
 }
@@ -64,7 +64,7 @@ absl::Status Extents::MapHeader(const Expected& expected) {
   if (!first.ok()) return first.status();
   if (first->bytes < sizeof(shm::DirectoryHeader) ||
       first->bytes != expected.directory_extent_bytes) {
-    return Differs("a first extent of bytes", first->bytes, expected.directory_extent_bytes);
+    return Differs("a first extent of size", first->bytes, expected.directory_extent_bytes);
   }
   absl::StatusOr<AddressRange> look =
       AddressRange::Map(first->fd.get(), first->bytes, Access::kReadOnly);
@@ -102,7 +102,7 @@ absl::Status Extents::MapHeader(const Expected& expected) {
 absl::Status Extents::Refresh() {
   MutexLock lock(mutex_);
   for (;;) {
-    // The version is read first: what changes after it makes another round.
+    // Read the version first: a later change causes another round.
     const std::uint64_t version = header_->mapping_version.load();
     if (version == mapped_version_.load(std::memory_order_relaxed)) return absl::OkStatus();
     if (absl::Status status = MapDirectory(); !status.ok()) return status;
@@ -119,7 +119,7 @@ absl::Status Extents::MapDirectory() {
         source_.Fetch(DescriptorKind::kDirectory, directory_extents_);
     if (!extent.ok()) return extent.status();
     if (extent->bytes != directory_extent_bytes_) {
-      return Differs("an extent of bytes", extent->bytes, directory_extent_bytes_);
+      return Differs("an extent of size", extent->bytes, directory_extent_bytes_);
     }
     absl::Status mapped =
         directory_.MapAt(std::uint64_t{directory_extents_} * directory_extent_bytes_,
@@ -136,11 +136,11 @@ absl::Status Extents::MapPool() {
     if (absl::Status status = DropPoolExtent(i); !status.ok()) return status;
     if (wanted == 0) continue;
     absl::StatusOr<Descriptor> extent = source_.Fetch(DescriptorKind::kPool, i);
-    // Gone again since: the version has moved on, and the caller looks once more.
+    // Removed in the meantime: the version has changed, so the caller checks again.
     if (absl::IsNotFound(extent.status())) continue;
     if (!extent.ok()) return extent.status();
     if (extent->bytes != pool_extent_bytes_) {
-      return Differs("a pool extent of bytes", extent->bytes, pool_extent_bytes_);
+      return Differs("a pool extent of size", extent->bytes, pool_extent_bytes_);
     }
     if (absl::Status mapped = pool_->Map(i, *extent); !mapped.ok()) return mapped;
     pool_generations_[i] = extent->generation;
@@ -158,7 +158,7 @@ void Extents::DropGone() {
   MutexLock lock(mutex_);
   for (std::uint32_t i = 0; i < pool_generations_.size(); ++i) {
     const std::uint32_t now = header_->pool_extent_generation[i].load();
-    // Where it cannot be unmapped it stays mapped, and the next Refresh says why.
+    // If unmapping fails, the extent stays mapped and the next Refresh returns the error.
     if (now != pool_generations_[i]) (void)DropPoolExtent(i);
   }
 }

@@ -1,10 +1,11 @@
-// The read-only mappings: the tenant's directory, and its pool of extents that come and go.
+// The read-only mappings: the tenant's directory and its pool, whose extents the daemon adds and
+// removes.
 //
 //   reserved address range   [ 0 ][ 1 ][ 2 ][   ][ 4 ][   ][   ] ... up to the limit
 //   mapped from the daemon     x    x    x         x              the rest reads as zeros
 //
-// An offset that is stale therefore reads zeros or garbage; it never faults. A reader compares one
-// word, the header's mapping_version, to know that everything it may follow is mapped.
+// A stale offset therefore reads zeros or garbage and never faults. A reader compares the header's
+// mapping_version to learn whether every extent that it may follow is mapped.
 #pragma once
 
 #include <atomic>
@@ -25,36 +26,36 @@ namespace tessera::client {
 
 class Extents {
  public:
-  // What Welcome said; the mapped header must agree.
+  // The values in Welcome; the mapped header must agree.
   struct Expected {
     std::uint64_t instance;
     std::uint64_t directory_extent_bytes;
     std::uint64_t pool_extent_bytes;
   };
-  // `source` and `gpu` outlive the extents; `gpu` is null where the pool is host memory. Maps the
-  // first directory extent and checks its header.
+  // Maps the first directory extent and checks its header. `source` and `gpu` must outlive the
+  // result; `gpu` is null if the pool is host memory.
   static absl::StatusOr<std::unique_ptr<Extents>> Open(DescriptorSource& source,
                                                        const Expected& expected, Gpu* gpu);
 
-  // Calls below touch the mappings: only inside the gate.
+  // The calls below touch the mappings: only inside the gate.
   const shm::DirectoryHeader& header() const { return *header_; }
-  // True where every extent that existed when this was called is mapped.
+  // Whether every extent that exists at the time of the call is mapped.
   bool Current() const {
     return header_->mapping_version.load() == mapped_version_.load(std::memory_order_acquire);
   }
-  // Maps what came and unmaps what went.
+  // Maps new extents and unmaps removed ones.
   absl::Status Refresh();
-  // Unmaps what went, and fetches nothing: the daemon wants the memory back.
+  // Unmaps removed extents without fetching new ones: the daemon needs the memory back.
   void DropGone();
 
   shm::MappedArena directory() const { return {directory_.data(), directory_.bytes()}; }
   shm::MappedArena pool() const { return {pool_->base(), pool_limit_bytes_}; }
   std::uint64_t pool_extent_bytes() const { return pool_extent_bytes_; }
-  // On a GPU: where its extents are.
+  // On a GPU: the device addresses of the pool's extents.
   void ListPoolExtents(std::vector<std::uint64_t>& addresses) const;
   std::uint32_t pool_extents_mapped() const;
 
-  // Outside the gate, once it is closed.
+  // Outside the gate, after it has closed.
   void Unmap();
 
  private:

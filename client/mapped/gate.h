@@ -1,8 +1,9 @@
-// Who may touch mapped memory, and until when. Every call that does enters the gate and leaves it;
-// closing the gate turns away later calls, waits for those inside, and then the memory can go.
+// Guards mapped memory against being unmapped while a call uses it. Every such call enters the gate
+// and leaves it. Closing the gate refuses later calls and waits for those inside; then the memory
+// can be unmapped.
 //
-// A call costs one uncontended pair of atomic additions: each reader slot has a lane of its own,
-// and calls without a slot share one.
+// A call costs one uncontended pair of atomic additions: each reader slot has its own lane, and
+// calls without a slot share one.
 #pragma once
 
 #include <array>
@@ -18,7 +19,7 @@ class Gate {
  public:
   static constexpr std::uint32_t kSharedLane = shm::kReaderSlots;
 
-  // False: closed. Never blocks.
+  // Returns false if the gate is closed. Never blocks.
   bool Enter(std::uint32_t lane) {
     lanes_[lane].inside.fetch_add(1, std::memory_order_seq_cst);
     if (!closed_.load(std::memory_order_seq_cst)) [[likely]]
@@ -32,7 +33,7 @@ class Gate {
       WakeCloser();
   }
 
-  // Turns away whoever comes from now on, and returns when nobody is inside. Not from inside.
+  // Refuses later calls and returns when no call is inside. Must not be called from inside.
   void CloseAndWait() {
     closed_.store(true, std::memory_order_seq_cst);
     MutexLock lock(mutex_);
@@ -61,7 +62,7 @@ class Gate {
   std::array<Lane, shm::kReaderSlots + 1> lanes_;
 };
 
-// Inside the gate for as long as it lives, where it is true.
+// Holds the gate for its lifetime if it converts to true.
 class GateHold {
  public:
   GateHold(Gate& gate, std::uint32_t lane) : gate_(gate), lane_(lane), held_(gate.Enter(lane)) {}

@@ -11,7 +11,7 @@ namespace tessera::client {
 
 using shm::DescriptorKind;
 
-static_assert(shm::kReaderSlots == 64, "a bit each");
+static_assert(shm::kReaderSlots == 64, "one bit per reader slot");
 
 absl::StatusOr<std::unique_ptr<MappedMemory>> MappedMemory::Open(Options options) {
   std::unique_ptr<MappedMemory> door(new MappedMemory(options));
@@ -36,7 +36,8 @@ absl::Status MappedMemory::MapControl() {
   if (!page.ok()) return page.status();
   if (page->bytes < sizeof(shm::ControlPage)) {
     return absl::FailedPreconditionError(Concat("the control page has ", page->bytes,
-                                                " bytes; needed are ", sizeof(shm::ControlPage)));
+                                                " bytes; this client needs ",
+                                                sizeof(shm::ControlPage)));
   }
   absl::StatusOr<AddressRange> mapped =
       AddressRange::Map(page->fd.get(), page->bytes, Access::kReadWrite);
@@ -62,10 +63,10 @@ absl::StatusOr<std::uint32_t> MappedMemory::TakeSlot() {
       return WithCause(
           absl::ResourceExhaustedError(
               Concat(shm::kReaderSlots,
-                     " steps are in flight, the most of one session; retry when one has ended")),
+                     " steps are in flight, the limit of a session; retry when one has ended")),
           ErrorCause::kReaderSlots);
     }
-    // Acquire: what the slot's last user left in its state is visible to the next.
+    // Acquire: the next user of the slot sees the state that the last one left.
     if (taken_slots_.compare_exchange_weak(taken, taken | std::uint64_t{1} << slot,
                                            std::memory_order_acquire)) {
       return slot;
@@ -84,8 +85,8 @@ absl::StatusOr<StagingRing*> MappedMemory::staging() {
   if (!staging_refused_.ok()) return staging_refused_;
   absl::StatusOr<Descriptor> arena = source_->Fetch(DescriptorKind::kStaging, 0);
   if (arena.ok() && arena->bytes < staging_bytes_) {
-    arena = absl::InternalError(
-        Concat("the staging arena has ", arena->bytes, " bytes; announced were ", staging_bytes_));
+    arena = absl::InternalError(Concat("the staging arena has ", arena->bytes,
+                                       " bytes; the daemon announced ", staging_bytes_));
   }
   if (!arena.ok()) return staging_refused_ = arena.status();
   absl::StatusOr<Mapping> mapped = Mapping::Map(*arena, gpu_.get());
@@ -112,19 +113,19 @@ absl::Status MappedMemory::CopyToStaging(std::span<const StagingCopy> copies) {
 }
 
 void MappedMemory::DropGoneExtents() {
-  // Only the lease thread closes the gate, and it is the one that is here: nothing to hold.
+  // Only the lease thread closes the gate, and this is that thread, so it need not be held.
   extents_->DropGone();
 }
 
 void MappedMemory::Close() {
-  source_->Shutdown();  // before waiting: whoever fetches inside the gate shall come out
+  source_->Shutdown();  // first: unblocks fetches inside the gate
   {
     MutexLock lock(staging_mutex_);
     staging_closed_ = true;
     if (staging_ring_ != nullptr) staging_ring_->Close();
   }
   gate_.CloseAndWait();
-  // Nobody is inside, but what steps have launched may still run.
+  // No call is inside, but kernels that steps have launched may still run.
   if (gpu_ != nullptr) (void)gpu_->runtime().Quiesce();
   extents_->Unmap();
   tails_->Unmap();

@@ -1,8 +1,8 @@
 // Everything a session has mapped, behind one gate: read-only extents, control page, tails,
 // staging, and the reader slots with the steps that use them.
 //
-// Close unmaps all of it at once. Whoever touches mapped memory holds the gate; whoever waits for
-// something (an RPC, ring space, a place in the staging arena) does not.
+// Close unmaps everything at once. A call holds the gate while it touches mapped memory, and not
+// while it waits for an RPC, ring space or a place in the staging arena.
 #pragma once
 
 #include <array>
@@ -25,7 +25,7 @@
 
 namespace tessera::client {
 
-// What a reader slot's user keeps from one step to the next.
+// State that a reader slot keeps from one step to the next.
 class SlotState {
  public:
   virtual ~SlotState() = default;
@@ -35,7 +35,7 @@ class MappedMemory {
  public:
   struct Options {
     std::unique_ptr<DescriptorSource> source;
-    std::unique_ptr<Gpu> gpu;  // null: all memory is the host's
+    std::unique_ptr<Gpu> gpu;  // null: all memory is host memory
     Extents::Expected expected;
     std::uint64_t staging_bytes;
   };
@@ -49,14 +49,14 @@ class MappedMemory {
   DescriptorSource& source() { return *source_; }
   Gpu* gpu() { return gpu_.get(); }
 
-  // A free reader slot; RESOURCE_EXHAUSTED if all are taken. Give it back with ReturnSlot.
+  // Takes a free reader slot; RESOURCE_EXHAUSTED if all are taken. Return it with ReturnSlot.
   absl::StatusOr<std::uint32_t> TakeSlot();
   void ReturnSlot(std::uint32_t slot);
   // Belongs to the holder of the slot; null until it is set.
   std::unique_ptr<SlotState>& StateOf(std::uint32_t slot) { return slot_states_[slot]; }
 
-  // The staging arena, fetched on first use. NOT_FOUND or RESOURCE_EXHAUSTED where the daemon has
-  // none to give: tensors then travel inline.
+  // The staging arena, fetched on first use. NOT_FOUND or RESOURCE_EXHAUSTED if the daemon has none
+  // to give: tensors then travel inside messages.
   absl::StatusOr<StagingRing*> staging();
   struct StagingCopy {
     std::uint64_t to;  // offset in the arena
@@ -66,9 +66,10 @@ class MappedMemory {
   // Inside the gate. On a GPU `from` may be host or device memory.
   absl::Status CopyToStaging(std::span<const StagingCopy> copies);
 
-  // Extents of the pool went. On the lease thread.
+  // Unmaps pool extents that the daemon has removed. On the lease thread.
   void DropGoneExtents();
-  // Turns calls away, waits for those inside, unmaps everything. On the lease thread; idempotent.
+  // Refuses later calls, waits for those inside, and unmaps everything. On the lease thread;
+  // idempotent.
   void Close();
 
  private:
@@ -77,7 +78,7 @@ class MappedMemory {
 
   Gate gate_;
   const std::unique_ptr<DescriptorSource> source_;
-  const std::unique_ptr<Gpu> gpu_;  // outlives what is mapped, and the steps' scratch
+  const std::unique_ptr<Gpu> gpu_;  // outlives the mappings and the steps' scratch
   std::unique_ptr<Extents> extents_;
   AddressRange control_memory_;
   shm::ControlPage* control_ = nullptr;
@@ -88,7 +89,7 @@ class MappedMemory {
   bool staging_closed_ TESSERA_GUARDED_BY(staging_mutex_) = false;
   absl::Status staging_refused_ TESSERA_GUARDED_BY(staging_mutex_);
   std::unique_ptr<StagingRing> staging_ring_ TESSERA_GUARDED_BY(staging_mutex_);
-  Mapping staging_memory_;  // set once before anyone has a place in it
+  Mapping staging_memory_;  // set once, before the first place is taken
   Mutex copy_mutex_;
   std::unique_ptr<kernels::cuda::Queue> copies_ TESSERA_GUARDED_BY(copy_mutex_);
 

@@ -12,7 +12,7 @@ namespace {
 
 absl::Status CheckKind(const Descriptor& descriptor, const Gpu* gpu) {
   if ((descriptor.memory != MemoryKind::kHost) == (gpu != nullptr)) return absl::OkStatus();
-  return absl::InternalError(Concat("the daemon hands out memory of kind ",
+  return absl::InternalError(Concat("the daemon handed out memory of kind ",
                                     static_cast<std::uint32_t>(descriptor.memory), " on a ",
                                     gpu != nullptr ? "GPU" : "CPU"));
 }
@@ -37,7 +37,7 @@ class HostPool final : public PoolMapping {
   const std::uint64_t extent_bytes_;
 };
 
-// Descriptors are mapped side by side; where there are only IPC handles extents lie anywhere.
+// File descriptors are mapped side by side. IPC handles are mapped wherever CUDA puts them.
 class GpuPool final : public PoolMapping {
  public:
   GpuPool(Gpu& gpu, std::uint64_t bytes, std::uint64_t extent_bytes)
@@ -47,7 +47,7 @@ class GpuPool final : public PoolMapping {
     if (absl::Status status = CheckKind(extent, &gpu_); !status.ok()) return status;
     if (index < extents_.size() && extents_[index].address() != 0) {
       return absl::InternalError(
-          Concat("pool extent ", index, " was replaced while this session maps it"));
+          Concat("pool extent ", index, " was replaced while this session mapped it"));
     }
     absl::StatusOr<CudaMemory> memory = Import(index, extent);
     if (!memory.ok()) return memory.status();
@@ -63,7 +63,7 @@ class GpuPool final : public PoolMapping {
   }
 
  private:
-  // Nobody's address, far from null: kernels find extents by the list.
+  // An unused address, far from null: kernels find extents by the list of addresses.
   static constexpr std::uint64_t kBase = std::uint64_t{1} << 40;
 
   absl::StatusOr<CudaMemory> Import(std::uint32_t index, const Descriptor& extent) {
@@ -83,7 +83,7 @@ class GpuPool final : public PoolMapping {
   Gpu& gpu_;
   const std::uint64_t bytes_;
   const std::uint64_t extent_bytes_;
-  std::unique_ptr<CudaRange> range_;  // outlives what is mapped into it
+  std::unique_ptr<CudaRange> range_;  // outlives the mappings in it
   std::vector<CudaMemory> extents_;
 };
 

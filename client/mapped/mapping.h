@@ -1,4 +1,4 @@
-// What a descriptor becomes in this process: host memory, or a GPU's.
+// Maps descriptors into this process, as host memory or as memory of a GPU.
 #pragma once
 
 #include <cstddef>
@@ -15,20 +15,21 @@
 
 namespace tessera::client {
 
-// One piece that the worker writes: tail rings, a staging arena. Addresses are the device's.
+// Memory that the worker writes: an extent of tail rings, or the staging arena. On a GPU addresses
+// are device addresses.
 class Mapping {
  public:
   Mapping() = default;
   Mapping(Mapping&& other) noexcept { *this = std::move(other); }
   Mapping& operator=(Mapping&& other) noexcept {
-    device_ = std::move(other.device_);  // first: it lies in the range
+    device_ = std::move(other.device_);  // first: it is mapped into the range
     range_ = std::move(other.range_);
     host_ = std::move(other.host_);
     data_ = std::exchange(other.data_, nullptr);
     bytes_ = std::exchange(other.bytes_, 0);
     return *this;
   }
-  // `gpu` is null where the session's memory is the host's.
+  // `gpu` is null if the session uses host memory.
   static absl::StatusOr<Mapping> Map(const Descriptor& descriptor, Gpu* gpu);
 
   bool valid() const { return bytes_ != 0; }
@@ -39,7 +40,7 @@ class Mapping {
   std::byte* data_ = nullptr;
   std::uint64_t bytes_ = 0;
   AddressRange host_;
-  std::unique_ptr<CudaRange> range_;  // outlives what is mapped into it
+  std::unique_ptr<CudaRange> range_;  // outlives the mappings in it
   CudaMemory device_;
 };
 
@@ -51,13 +52,13 @@ class PoolMapping {
                                                               std::uint64_t extent_bytes, Gpu* gpu);
 
   virtual absl::Status Map(std::uint32_t index, const Descriptor& extent) = 0;
-  // No effect on a GPU, where the daemon gives no extent back before the session is over: kernels
-  // that are under way may still read it.
+  // No effect on a GPU: running kernels may still read the extent, and the daemon does not reuse it
+  // before the session ends.
   virtual absl::Status Drop(std::uint32_t index) = 0;
-  // What offsets are counted from. Host code may follow it in host memory alone; on a GPU it is
-  // good for arithmetic.
+  // The address at offset 0. Host code may dereference it only in host memory; on a GPU it serves
+  // for arithmetic.
   virtual std::byte* base() const = 0;
-  // The device's addresses of the extents up to the last one mapped, 0 where there is none.
+  // The device addresses of the extents up to the last one mapped; 0 for extents not mapped.
   virtual void ListExtents(std::vector<std::uint64_t>& addresses) const = 0;
 };
 

@@ -27,7 +27,7 @@ void StagingRing::Place::Reset() {
   if (StagingRing* ring = std::exchange(ring_, nullptr)) ring->Return(id_);
 }
 
-// In use is [oldest.begin, newest.end), perhaps wrapped around the end of the arena.
+// The range [oldest.begin, newest.end) is in use; it may wrap around the end of the arena.
 std::optional<std::uint64_t> StagingRing::Fit(std::uint64_t bytes) const {
   if (spans_.empty()) return 0;
   const std::uint64_t oldest = spans_.front().begin;
@@ -42,7 +42,7 @@ absl::StatusOr<StagingRing::Place> StagingRing::Take(std::uint64_t bytes) {
   const std::uint64_t rounded = (bytes + kAlignment - 1) / kAlignment * kAlignment;
   if (bytes == 0 || rounded > bytes_ || rounded < bytes) {
     return absl::InvalidArgumentError(
-        Concat(bytes, " bytes of staging asked for; the arena has ", bytes_));
+        Concat("a place of ", bytes, " bytes does not fit into the staging arena of ", bytes_));
   }
   MutexLock lock(mutex_);
   for (;;) {

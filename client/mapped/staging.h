@@ -1,6 +1,6 @@
-// The staging arena: the session's own memory through which bulk tensors reach the daemon without
-// a copy through the socket. A ring: places are taken in order, may be given back in any order,
-// and are reused once everything older is back.
+// The ring allocator of the staging arena, the shared memory through which a session passes bulk
+// tensors to the daemon. Places are taken in order and returned in any order; a place is reused
+// once all older ones have been returned.
 #pragma once
 
 #include <cstddef>
@@ -13,12 +13,12 @@
 
 namespace tessera::client {
 
-// The bookkeeping alone; offsets are aligned to 64 bytes. Thread-safe.
+// Only the bookkeeping: it never touches the memory. Offsets are aligned to 64 bytes. Thread-safe.
 class StagingRing {
  public:
   explicit StagingRing(std::uint64_t bytes) : bytes_(bytes) {}
 
-  // A place in use. Gives itself back on destruction.
+  // A place in use. The destructor returns it.
   class Place {
    public:
     Place() = default;
@@ -37,13 +37,13 @@ class StagingRing {
     std::uint64_t bytes_ = 0;
   };
 
-  // Waits for room. INVALID_ARGUMENT where it can never fit, UNAVAILABLE once closed.
+  // Waits for room. INVALID_ARGUMENT if `bytes` can never fit, UNAVAILABLE once closed.
   absl::StatusOr<Place> Take(std::uint64_t bytes);
-  // Nobody waits any more, and nothing more is handed out.
+  // Waiters get UNAVAILABLE, and so do later calls.
   void Close();
 
   std::uint64_t bytes() const { return bytes_; }
-  std::uint64_t taken() const;  // places in use or waiting for older ones
+  std::uint64_t taken() const;  // places in use, or waiting for older ones to be returned
 
  private:
   struct Span {

@@ -12,7 +12,7 @@ absl::StatusOr<std::shared_ptr<TailExtent>> Tails::Extent(const Place& place) {
   if (!descriptor.ok()) return descriptor.status();
   if (descriptor->bytes != place.extent_bytes) {
     return absl::InternalError(Concat("tail extent ", place.extent, " has ", descriptor->bytes,
-                                      " bytes; announced were ", place.extent_bytes));
+                                      " bytes; the daemon announced ", place.extent_bytes));
   }
   absl::StatusOr<Mapping> mapping = Mapping::Map(*descriptor, gpu_);
   if (!mapping.ok()) return mapping.status();
@@ -45,7 +45,8 @@ absl::StatusOr<Tail> Tails::Open(const Place& place, std::uint64_t session) {
                .extent = std::move(extent)};
   MutexLock lock(commit_mutex_);
   owners_[place.commit_slot] = {place.sequence, place.generation};
-  // "Nothing committed yet", whatever a late step of the slot's last owner may have left there.
+  // Nothing is committed yet. This overwrites what a late step of the slot's last owner may have
+  // stored.
   control_.commits[place.commit_slot].store(shm::CommitWord::Pack(place.generation, place.tokens),
                                             std::memory_order_release);
   return tail;
@@ -56,7 +57,7 @@ void Tails::Mark(std::span<const Commit> commits, bool in_step) {
   for (const Commit& commit : commits) {
     const Owner wanted = {commit.sequence, commit.tail->generation};
     if (owners_[commit.tail->commit_slot] != wanted) continue;
-    // Before the block is looked at: the daemon looks here after it has taken the tail away.
+    // Before this step reads the block: the daemon reads the word after it has taken the tail away.
     control_.commits[commit.tail->commit_slot].store(
         shm::CommitWord::Pack(commit.tail->generation, commit.tokens) |
             (in_step ? shm::CommitWord::kInStep : 0),
@@ -71,7 +72,7 @@ bool Tails::Store(std::span<const Commit> commits) {
     if (owners_[commit.tail->commit_slot] != wanted) return false;
   }
   for (const Commit& commit : commits) {
-    // Before the block is looked at again, as in Mark.
+    // Before the block is read again, as in Mark.
     control_.commits[commit.tail->commit_slot].store(
         shm::CommitWord::Pack(commit.tail->generation, commit.tokens), std::memory_order_seq_cst);
   }

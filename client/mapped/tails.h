@@ -1,7 +1,7 @@
-// The session's tail memory, and which sequence may store into which commit slot.
+// The session's tail memory, and the owner of each commit slot.
 //
-// A tail's extent stays mapped while a sequence holds it, though the daemon may have dropped it: a
-// step whose pin was revoked may still be writing there, and must not fault.
+// A tail's extent stays mapped while a sequence holds it, even after the daemon has dropped it: a
+// step whose pin was revoked may still be writing there and must not fault.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +26,7 @@ struct TailExtent {
 
 // The open tail of one sequence.
 struct Tail {
-  std::uint64_t session = 0;  // serial of the session it belongs to; 0: no tail
+  std::uint64_t session = 0;  // serial of its session; 0: no tail
   std::uint32_t generation = 0;
   std::uint32_t commit_slot = 0;
   std::uint64_t first_token = 0;  // tokens held when it was opened
@@ -36,7 +36,7 @@ struct Tail {
 
 class Tails {
  public:
-  // All outlive this; `gpu` is null where rings are host memory.
+  // All must outlive the object. `gpu` is null if rings are host memory.
   Tails(DescriptorSource& source, shm::ControlPage& control, Gpu* gpu)
       : source_(source), control_(control), gpu_(gpu), owners_(shm::kCommitSlots) {}
 
@@ -45,12 +45,12 @@ class Tails {
     std::uint32_t extent;
     std::uint64_t extent_bytes;
     std::uint64_t offset;
-    std::uint64_t region_bytes;  // what the sequence's rings need
+    std::uint64_t region_bytes;  // size of all rings of the sequence
     std::uint32_t commit_slot;
     std::uint32_t generation;
     std::uint64_t tokens;
   };
-  // Maps the extent if need be and gives the commit slot to the sequence. Inside the gate.
+  // Maps the extent if necessary and gives the commit slot to the sequence. Inside the gate.
   absl::StatusOr<Tail> Open(const Place& place, std::uint64_t session);
 
   struct Commit {
@@ -58,16 +58,16 @@ class Tails {
     const Tail* tail;
     std::uint64_t tokens;
   };
-  // Says that a step is at these sequences, which hold `tokens`, or that none is any more: the
-  // daemon leaves their memory where it is meanwhile. Inside the gate.
+  // Tells the daemon that a step uses these sequences, which hold `tokens`, or no longer does. The
+  // daemon does not move their memory while a step uses them. Inside the gate.
   void Mark(std::span<const Commit> commits, bool in_step);
-  // Stores all the commit words, or none where a slot has been given to another sequence since.
-  // Inside the gate.
+  // Stores all commit words. Stores none and returns false if a slot has been given to another
+  // sequence. Inside the gate.
   bool Store(std::span<const Commit> commits);
 
   // The daemon has dropped the extent.
   void Release(std::uint32_t extent);
-  // Outside the gate, once it is closed.
+  // Outside the gate, after it has closed.
   void Unmap();
 
   std::uint32_t extents() const;

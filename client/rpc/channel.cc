@@ -16,24 +16,23 @@ namespace {
 
 constexpr std::string_view kUnixScheme = "unix:";
 
-// "" for a path that is empty.
+// Returns "" for an empty path.
 absl::StatusOr<std::string> ReadPem(std::string_view what, const std::string& path) {
   if (path.empty()) return std::string();
   std::ifstream file(path, std::ios::binary);
   std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
   if (text.find("-----BEGIN ") == std::string::npos) {
     return absl::InvalidArgumentError(
-        Concat(what, ": \"", path, "\" cannot be read, or is not in PEM"));
+        Concat(what, ": \"", path, "\" cannot be read or is not a PEM file"));
   }
   return text;
 }
 
 absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> Credentials(const TlsOptions& tls) {
   if (tls.certificate_file.empty() != tls.key_file.empty()) {
-    return absl::InvalidArgumentError(
-        Concat("tls: a certificate and its key go together; there is only the ",
-               tls.key_file.empty() ? "certificate" : "key", " \"", tls.certificate_file,
-               tls.key_file, "\""));
+    return absl::InvalidArgumentError(Concat(
+        "tls: only the ", tls.key_file.empty() ? "certificate" : "key", " \"", tls.certificate_file,
+        tls.key_file, "\" is set; set certificate_file and key_file together"));
   }
   grpc::SslCredentialsOptions options;
   for (const auto& [what, path, place] :
@@ -71,7 +70,7 @@ absl::StatusOr<std::shared_ptr<grpc::Channel>> OpenChannel(const std::string& ad
   }
   if (IsUnixAddress(address)) {
     return absl::InvalidArgumentError(
-        Concat("tls: ", address, " is a Unix socket, which does without"));
+        Concat("tls: ", address, " is a Unix socket, which does not support TLS"));
   }
   const absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> credentials = Credentials(*tls);
   if (!credentials.ok()) return credentials.status();

@@ -1,4 +1,4 @@
-// The connection to a daemon, in the clear or by TLS.
+// The gRPC channel to a daemon, with or without TLS.
 #pragma once
 
 #include <grpcpp/channel.h>
@@ -13,15 +13,15 @@
 
 namespace tessera::client {
 
-// "unix:PATH", or "HOST:PORT", for which alone there is TLS. Connects when it is first used.
-// INVALID_ARGUMENT names an address that is neither, or a file that cannot be read.
+// `address` is "unix:PATH" or "HOST:PORT"; only the latter supports TLS. The channel connects on
+// first use. INVALID_ARGUMENT names a bad address or a file that cannot be read.
 absl::StatusOr<std::shared_ptr<grpc::Channel>> OpenChannel(const std::string& address,
                                                            const std::optional<TlsOptions>& tls,
                                                            grpc::ChannelArguments arguments);
 
-// Whether it is the address of a Unix socket.
+// Whether the address names a Unix socket.
 bool IsUnixAddress(const std::string& address);
-// INVALID_ARGUMENT where it is neither that nor host and port.
+// INVALID_ARGUMENT if the address is neither "unix:PATH" nor "HOST:PORT".
 absl::Status CheckAddress(const std::string& address);
 
 }  // namespace tessera::client

@@ -40,10 +40,10 @@ class GrpcTransport final : public Transport {
   static absl::StatusOr<std::unique_ptr<Transport>> Open(const std::string& address,
                                                          const std::optional<TlsOptions>& tls) {
     grpc::ChannelArguments arguments;
-    // A connection that nobody else shares: an attachment after a lost one starts afresh.
+    // No other channel shares the connection, so a new attachment starts with a fresh one.
     arguments.SetInt("grpc.use_local_subchannel_pool", 1);
-    // The daemon's limit counts (Welcome.max_message_bytes). No keepalive: a peer that is stopped
-    // in a debugger is silent, not dead.
+    // The daemon's limit applies (Welcome.max_message_bytes). No keepalive: a peer stopped in a
+    // debugger is silent, not dead.
     arguments.SetMaxReceiveMessageSize(-1);
     arguments.SetMaxSendMessageSize(-1);
     absl::StatusOr<std::shared_ptr<grpc::Channel>> channel = OpenChannel(address, tls, arguments);
@@ -55,7 +55,7 @@ class GrpcTransport final : public Transport {
     const auto deadline = Deadline(timeout);
     for (;;) {
       const grpc_connectivity_state state = channel_->GetState(/*try_to_connect=*/true);
-      // A refused connection is left to the stream itself, which knows the reason.
+      // If the connection is refused, the stream reports the reason.
       if (state != GRPC_CHANNEL_IDLE && state != GRPC_CHANNEL_CONNECTING) break;
       if (!channel_->WaitForStateChange(state, deadline)) {
         return absl::UnavailableError(Concat("no daemon answers at ", address_, " within ",
@@ -72,15 +72,15 @@ class GrpcTransport final : public Transport {
     absl::StatusOr<std::unique_ptr<DescriptorSocket>> opened =
         DescriptorSocket::Open(path, session, welcome.nonce());
     if (absl::IsUnavailable(opened.status())) {
-      // Mounted elsewhere in this container, perhaps: it stands beside the socket we came by.
+      // A container may mount it elsewhere: try the folder of the socket that this client uses.
       const std::string beside = Beside(path);
       if (beside != path) opened = DescriptorSocket::Open(beside, session, welcome.nonce());
     }
     if (!opened.ok()) {
-      return absl::Status(
-          opened.status().code(),
-          Concat("mapping memory over the descriptor socket ", path, ": ",
-                 AsStringView(opened.status().message()), "; map_memory=false attaches without"));
+      return absl::Status(opened.status().code(),
+                          Concat("mapping memory over the descriptor socket ", path, ": ",
+                                 AsStringView(opened.status().message()),
+                                 "; set map_memory=false to attach without mapping"));
     }
     return std::unique_ptr<DescriptorSource>(*std::move(opened));
   }

@@ -1,4 +1,4 @@
-// The transport that product code uses.
+// The gRPC implementation of Connector and Transport.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// How a session speaks with its daemon. gRPC implements it (grpc_transport.h); tests bring their
-// own.
+// The interface through which a session talks to its daemon. grpc_transport.h implements it; tests
+// inject their own.
 #pragma once
 
 #include <memory>
@@ -12,23 +12,23 @@
 
 namespace tessera::client {
 
-// The open Attach stream: the lease. One thread reads; writes are serialised by the caller and may
-// run beside the read.
+// The open Attach stream, which is the lease. One thread reads. The caller serialises writes, which
+// may run concurrently with the read.
 class AttachStream {
  public:
   virtual ~AttachStream() = default;
-  // False: the stream has ended.
+  // Returns false if the stream has ended.
   virtual bool Write(const v1::AttachRequest& message) = 0;
   virtual bool Read(v1::AttachResponse& message) = 0;
-  // No more writes come; a daemon that lives ends the stream then.
+  // Ends the writing side; a live daemon then ends the stream.
   virtual void FinishWriting() = 0;
-  // Why the stream ended. Once, after Read returned false.
+  // Returns why the stream ended. Call it once, after Read has returned false.
   virtual absl::Status Finish() = 0;
   // Ends the stream from any thread: Read returns false.
   virtual void Cancel() = 0;
 };
 
-// One connection. Unary calls are thread-safe; `timeout` bounds each.
+// One connection. Unary calls are thread-safe; `timeout` limits each of them.
 class Transport {
  public:
   virtual ~Transport() = default;
@@ -73,12 +73,12 @@ class Transport {
                             Clock::Duration timeout) = 0;
 };
 
-// Makes a connection for each attachment: what a lost one has cached must not reach the next.
+// Makes a new connection for each attachment, so that no state of a lost one is reused.
 class Connector {
  public:
   virtual ~Connector() = default;
   virtual absl::StatusOr<std::unique_ptr<Transport>> NewTransport() = 0;
-  // Same machine, so that memory can be mapped.
+  // Whether the daemon runs on this machine, so that memory can be mapped.
   virtual bool local() const = 0;
   virtual const std::string& address() const = 0;
 };

@@ -1,4 +1,4 @@
-// Compress and Select on the wire.
+// Compress and Select as RPCs.
 #pragma once
 
 #include "absl/status/statusor.h"

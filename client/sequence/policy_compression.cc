@@ -23,7 +23,7 @@ void AddOutcome(const v1::OutcomeGroup& group, v1::CompressResponse& all) {
   same->set_lanes(lanes);
 }
 
-// Adds up calls for some layers each.
+// Adds up the answers of calls for some layers each.
 void AddPart(const v1::CompressResponse& part, bool first, v1::CompressResponse& all) {
   if (first) {
     all = part;
@@ -105,9 +105,9 @@ absl::Status SendObservations(Session& session, SequenceState& sequence) {
   const auto until = observer->Show(session, sequence.id, 0, layers, sequence.TokensOf(0),
                                     /*to_another=*/true);
   if (!until.ok() || *until == layers) return until.status();
-  return absl::ResourceExhaustedError(Concat("the daemon has room for what was seen of ", *until,
+  return absl::ResourceExhaustedError(Concat("the daemon has room for the observations of ", *until,
                                              " of ", layers, " layers of ", sequence.id.ToString(),
-                                             "; compress it, and retry"));
+                                             "; compress it and retry"));
 }
 
 bool DueForCompression(const SequenceState& sequence) {

@@ -15,11 +15,11 @@ namespace tessera::client {
 enum class CompressMode {
   kWait,       // until the daemon has finished
   kToAnother,  // likewise; the result is for workers that have none of this one's observations
-  kMarkEnd,    // the prompt has ended: the daemon compresses in the background
+  kMarkEnd,    // ends the prompt: the daemon compresses in the background
 };
 
-// Of the layers [first_layer, first_layer + layers); 0 layers: all from first_layer on. Leaves a
-// warning in `sequence` if the policy had no effect on a prompt.
+// Compresses the layers [first_layer, first_layer + layers); 0 layers: all from first_layer on.
+// Sets a warning in `sequence` if the policy had no effect on a prompt.
 absl::StatusOr<v1::CompressResponse> CompressByPolicy(Session& session, SequenceState& sequence,
                                                       std::uint32_t first_layer,
                                                       std::uint32_t layers,
@@ -28,12 +28,12 @@ absl::StatusOr<v1::CompressResponse> CompressByPolicy(Session& session, Sequence
 // Sends everything that was observed, for a worker that takes the sequence over.
 absl::Status SendObservations(Session& session, SequenceState& sequence);
 
-// Before a step: whether the policy acts while decoding, and a prompt or a tile of tokens has come
-// since it acted last.
+// Before a step: whether the policy acts while decoding, and a prompt or a tile of tokens has been
+// appended since it last acted.
 bool DueForCompression(const SequenceState& sequence);
 
-// Before a step: what the worker should be warned of. Asks the daemon now and then what became of a
-// prompt that it compresses in the background.
+// Before a step: warnings for the worker. From time to time it asks the daemon for the outcome of a
+// prompt that is compressed in the background.
 std::vector<std::string> WarningsBeforeStep(Session& session, SequenceState& sequence);
 
 }  // namespace tessera::client

@@ -10,8 +10,8 @@ namespace tessera::client {
 namespace {
 
 constexpr std::uint64_t kNotEnded = ~std::uint64_t{0};
-// The daemon compresses in the background: it is asked after so many decoded tokens, and again
-// after twice as many, a few times.
+// The daemon compresses in the background. This client asks for the outcome after 32 decoded
+// tokens, and again after twice as many, up to four times.
 constexpr std::uint64_t kFirstLook = 32;
 constexpr std::uint32_t kLooks = 4;
 
@@ -33,13 +33,10 @@ std::optional<std::string> PromptEnd::BeforeDecoding(SequenceId id, std::uint64_
   if (left == 0 || left == ended.size() || warned_partly_) return std::nullopt;
   warned_partly_ = true;
   const auto first = std::ranges::find_if(ended, [&](auto at) { return at != tokens; });
-  return Concat(id.ToString(), " begins to decode, and the prompt of ", left, " of its ",
-                ended.size(),
-                " layers has not ended: end_of_prompt was given for the others "
-                "alone, and layer ",
-                first - ended.begin(),
-                ", for one, stays uncompressed. Give it "
-                "for every layer, or call EndPrompt");
+  return Concat(id.ToString(), " begins to decode, but the prompt of ", left, " of its ",
+                ended.size(), " layers has not ended: layer ", first - ended.begin(),
+                ", for example, remains uncompressed. Set end_of_prompt for every layer, or call "
+                "EndPrompt");
 }
 
 std::optional<std::string> PromptEnd::AfterLook(

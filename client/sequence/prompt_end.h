@@ -1,7 +1,7 @@
-// What a worker has said about the ends of a sequence's prompts, and what it should be warned of:
-// calls that succeed, and most likely do not do what was meant.
+// Records where a sequence's prompts have ended, and produces warnings about calls that succeed but
+// probably do not do what was meant: a prompt ended in some layers only, or not compressed at all.
 //
-// Used by one thread at a time, as the sequence that it belongs to.
+// Owned by SequenceState; used by one thread at a time.
 #pragma once
 
 #include <cstdint>
@@ -16,23 +16,24 @@ namespace tessera::client {
 
 class PromptEnd {
  public:
-  // The prompt of these layers has ended where they hold so many tokens. `compressed`: they have
-  // been compressed already, so that nobody need look later what became of it.
+  // The prompt of these layers has ended at `tokens` tokens. `compressed`: they have been
+  // compressed already, so the outcome need not be checked later.
   void Ended(std::uint32_t first_layer, std::uint32_t layers, std::uint64_t tokens,
              std::uint32_t of_model, bool compressed);
-  // The sequence begins to decode. What to warn of, once for each sequence: the prompt has ended in
-  // some layers and in others not, which hold the same tokens.
+  // Called when the sequence begins to decode. Returns a warning, once per sequence, if the prompt
+  // has ended in some layers but not in others.
   std::optional<std::string> BeforeDecoding(SequenceId id, std::uint64_t tokens);
-  // Whether to ask the daemon now what its policy has made of the prompt.
+  // Whether to ask the daemon now for the outcome of the prompt.
   bool WantsLook(std::uint64_t tokens) const { return look_at_ != 0 && tokens >= look_at_; }
-  // What to warn of, once for each sequence: the policy has compressed nothing.
+  // Returns a warning, once per sequence, if the policy has compressed nothing.
   std::optional<std::string> AfterLook(
       SequenceId id, const std::string& policy, std::uint64_t tokens,
       const google::protobuf::RepeatedPtrField<v1::OutcomeGroup>& outcomes);
 
  private:
-  std::vector<std::uint64_t> ended_;  // by layer: tokens held then; empty: nothing to look at
-  std::uint64_t look_at_ = 0;         // tokens; 0: never
+  std::vector<std::uint64_t>
+      ended_;  // by layer: tokens at the end of its prompt; empty: no prompt has ended
+  std::uint64_t look_at_ = 0;  // tokens; 0: never
   std::uint32_t looks_ = 0;
   bool warned_partly_ = false;
   bool warned_no_effect_ = false;

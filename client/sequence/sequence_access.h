@@ -1,4 +1,4 @@
-// The state behind a public handle, for the library's own files.
+// Gives the library's own files access to the state behind a public handle.
 #pragma once
 
 #include <memory>

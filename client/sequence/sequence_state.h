@@ -1,4 +1,4 @@
-// What the client knows of one sequence. Used by one thread at a time: whoever holds its Use.
+// The client's state of one sequence. Only the thread that holds its SequenceUse may access it.
 #pragma once
 
 #include <algorithm>
@@ -24,16 +24,16 @@
 
 namespace tessera::client {
 
-// Lanes as resolved at one version of the sequence's block. Good for as long as the block shows
-// that version to a reader that has pinned.
+// Lanes as resolved at one version of the sequence's block. Valid while the block has that version
+// and the reader holds a pin.
 struct ResolvedLanes {
-  std::uint64_t session = 0;  // serial of the session whose mapping the pointers lead into
+  std::uint64_t session = 0;  // serial of the session whose mapping the pointers refer to
   std::uint64_t version = 0;  // 0: nothing resolved
   std::vector<kernels::SegmentView> segments;
   std::vector<kernels::LaneView> lanes;
 };
 
-// What attention reads where a call does not say.
+// The default selection rule of a sequence, for calls that name none.
 struct PolicySelection {
   kernels::SelectionRule rule;
   std::uint32_t dense_layers = 0;  // the first layers, which read everything
@@ -49,30 +49,30 @@ struct SequenceState {
   const SequenceId id;
   const std::shared_ptr<const BoundModel> model;
   const std::uint64_t directory_offset;
-  std::optional<PolicySelection> selection;  // of its policy; constant once it is shared
+  std::optional<PolicySelection> selection;  // of its policy; constant once the state is shared
   std::string policy;                        // likewise
   std::atomic<bool> in_use{false};
   std::atomic<bool> gone{false};   // lost with the daemon or session that held it
-  std::atomic<bool> ended{false};  // freed or handed over: the handle is spent
+  std::atomic<bool> ended{false};  // freed or handed over: the handle cannot be used
 
   // Everything below belongs to the holder of the Use.
-  std::uint64_t tokens;  // that every layer holds, as far as this client knows
-  // Per layer, where layers are appended apart and do not hold the same; else empty.
+  std::uint64_t tokens;  // held by every layer, as far as this client knows
+  // Per layer, if layers were appended separately and hold different counts; else empty.
   std::vector<std::uint64_t> layer_tokens;
-  // The daemon may hold rows of a step that was abandoned, and could not take them back: they are
-  // cut off before anything else is done with the sequence.
-  std::atomic<bool> abandoned_rows{false};  // others may look
-  bool uncertain = false;  // a call's outcome is unknown: ask the daemon before counting on
+  // The daemon may still hold rows of an abandoned step that could not be removed. They are
+  // truncated before the next use of the sequence.
+  std::atomic<bool> abandoned_rows{false};  // other threads may read it
+  bool uncertain = false;  // a call's outcome is unknown: ask the daemon before the next use
   Tail tail;
   ResolvedLanes resolved;
-  std::unique_ptr<Observer> observer;  // null: the policy asks for nothing
-  std::uint64_t compressed_at = 0;     // tokens that it held when it was compressed last
-  bool prompt_waits = false;           // rows came in bulk since then
+  std::unique_ptr<Observer> observer;  // null: the policy needs no observations
+  std::uint64_t compressed_at = 0;     // tokens held when it was last compressed
+  bool prompt_waits = false;           // rows were appended in bulk since then
   PromptEnd prompt_end;
-  std::optional<std::string> warning;  // for the worker, once the call is done
-  std::uint64_t position_shift = 0;    // of the rotary position behind the token's number
+  std::optional<std::string> warning;  // passed to the worker when the call is done
+  std::uint64_t position_shift = 0;    // token t has the rotary position t - position_shift
 
-  // Of a sequence that was just made: from CreateSequenceResponse or ForkResponse.
+  // Sets the policy of a new sequence from CreateSequenceResponse or ForkResponse.
   void TakePolicy(const auto& response) {
     policy = response.policy();
     if (response.has_selection()) selection = FromProto(response.selection());
@@ -83,13 +83,13 @@ struct SequenceState {
   std::uint64_t TokensOf(std::uint32_t layer) const {
     return layer_tokens.empty() ? tokens : layer_tokens[layer];
   }
-  // What was seen of others, of drafts that were refused, say, is of none of these.
+  // Discards observations of later tokens, such as rejected drafts.
   void SetTokens(std::uint64_t held) {
     tokens = held;
     layer_tokens.clear();
     if (observer != nullptr) observer->CutRowsTo(held);
   }
-  // The same of layers that do not hold as many tokens, as the daemon tells it.
+  // The same for layers that hold different counts, as the daemon reports them.
   void SetLayers(std::uint64_t held, std::vector<std::uint64_t> by_layer) {
     tokens = held;
     const bool alike = std::ranges::all_of(by_layer, [&](auto layer) { return layer == held; });
@@ -112,7 +112,7 @@ struct SequenceState {
   }
 };
 
-// Proof that this thread alone works on the sequence.
+// Proof that this thread has exclusive use of the sequence.
 class SequenceUse {
  public:
   static absl::StatusOr<SequenceUse> Take(const std::shared_ptr<SequenceState>& state) {
@@ -127,7 +127,7 @@ class SequenceUse {
       return WithCause(
           absl::FailedPreconditionError(
               Concat(state->id.ToString(),
-                     " is in use by a step or another call; a sequence takes ", "one at a time")),
+                     " is in use by a step or another call; use a sequence for ", "one at a time")),
           ErrorCause::kSequenceBusy);
     }
     return SequenceUse(state);

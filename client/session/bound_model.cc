@@ -33,18 +33,18 @@ absl::Status CheckLayer(std::size_t index, const LayerGeometry& layer) {
     return absl::InvalidArgumentError(Concat("layer ", index, ": ", text...));
   };
   if (layer.kv_heads == 0 || layer.kv_heads > kMaxHeads) {
-    return refuse("kv_heads is ", layer.kv_heads, "; served are 1 to ", kMaxHeads);
+    return refuse("kv_heads is ", layer.kv_heads, "; supported values are 1 to ", kMaxHeads);
   }
   if (layer.query_heads == 0 || layer.query_heads > kMaxHeads ||
       layer.query_heads % layer.kv_heads != 0) {
-    return refuse("query_heads is ", layer.query_heads, "; served are 1 to ", kMaxHeads,
-                  " that are a multiple of kv_heads ", layer.kv_heads);
+    return refuse("query_heads is ", layer.query_heads, "; supported values are 1 to ", kMaxHeads,
+                  ", and multiples of kv_heads ", layer.kv_heads);
   }
   if (!kernels::IsHeadDim(layer.head_dim)) {
-    return refuse("head_dim is ", layer.head_dim, "; served are 64, 128 and 256");
+    return refuse("head_dim is ", layer.head_dim, "; supported values are 64, 128 and 256");
   }
   if (!layer.sinks.empty() && layer.sinks.size() != layer.query_heads) {
-    return refuse(layer.sinks.size(), " sinks given; needed are ", layer.query_heads,
+    return refuse("sinks has ", layer.sinks.size(), " values; set ", layer.query_heads,
                   ", one per query head, or none");
   }
   return absl::OkStatus();
@@ -86,13 +86,13 @@ v1::ModelGeometry ToProto(const ModelGeometry& geometry) {
 
 absl::Status BoundModel::Check(const ModelGeometry& geometry) {
   if (!kernels::IsElementType(static_cast<std::uint8_t>(geometry.type))) {
-    return absl::InvalidArgumentError(Concat("the model's type is ",
-                                             static_cast<int>(geometry.type),
-                                             "; served are bf16 (1), fp16 (2) and fp32 (3)"));
+    return absl::InvalidArgumentError(
+        Concat("the model's type is ", static_cast<int>(geometry.type),
+               "; supported types are bf16 (1), fp16 (2) and fp32 (3)"));
   }
   if (geometry.layers.empty() || geometry.layers.size() > kMaxLayers) {
-    return absl::InvalidArgumentError(
-        Concat("the model has ", geometry.layers.size(), " layers; allowed are 1 to ", kMaxLayers));
+    return absl::InvalidArgumentError(Concat("the model has ", geometry.layers.size(),
+                                             " layers; supported are 1 to ", kMaxLayers));
   }
   std::uint64_t lanes = 0;
   for (std::size_t i = 0; i < geometry.layers.size(); ++i) {
@@ -118,7 +118,7 @@ BoundModel::BoundModel(ModelId id, const ModelGeometry& geometry, std::uint32_t 
          .kv_heads = layer.kv_heads,
          .head_dim = layer.head_dim,
          .type = type_,
-         // The daemon fills the default in the same way: both doors must agree to the bit.
+         // The daemon computes the default in the same way: both transports must agree to the bit.
          .scale =
              layer.scale != 0 ? layer.scale : 1.0f / std::sqrt(static_cast<float>(layer.head_dim)),
          .sliding_window = layer.sliding_window,

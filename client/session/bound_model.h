@@ -1,4 +1,4 @@
-// A registered model as a session knows it, and the record behind every handle of it.
+// A model as registered in one session, and the record behind every handle of it.
 #pragma once
 
 #include <cstddef>
@@ -20,11 +20,11 @@ namespace tessera::client {
 v1::ModelGeometry ToProto(const ModelGeometry& geometry);
 v1::DType ToDType(kernels::ElementType type);
 
-// A registered model in one session. Immutable: the next session may give it another id and
-// another ring.
+// A registered model in one session. Immutable: the next session may assign another id and another
+// ring size.
 class BoundModel {
  public:
-  // INVALID_ARGUMENT if no lane layout can be made of it. The daemon checks the rest.
+  // INVALID_ARGUMENT if the geometry has no valid lane layout. The daemon checks the rest.
   static absl::Status Check(const ModelGeometry& geometry);
   BoundModel(ModelId id, const ModelGeometry& geometry, std::uint32_t ring_tiles);
   BoundModel(const BoundModel&) = delete;  // geometries point into it
@@ -39,7 +39,7 @@ class BoundModel {
   std::size_t row_bytes(std::uint32_t layer) const {
     return geometry_[layer].head_dim * kernels::ElementBytes(type_);
   }
-  // Of K or V of one token of one layer.
+  // Bytes of K or of V of one token of one layer.
   std::size_t token_bytes(std::uint32_t layer) const {
     return geometry_[layer].kv_heads * row_bytes(layer);
   }
@@ -52,8 +52,7 @@ class BoundModel {
   std::vector<kernels::LayerGeometry> geometry_;
 };
 
-// The geometry, and its current binding. Registered again, without the worker's help, when the
-// worker attaches again.
+// A model's geometry and its current binding. Core registers it again when the worker reattaches.
 struct ModelRecord {
   explicit ModelRecord(ModelGeometry stated) : geometry(std::move(stated)) {}
 

@@ -8,14 +8,14 @@
 
 namespace tessera::client {
 
-// Waiting as a dependency: tests do something else meanwhile.
+// Waiting as a dependency: tests run other code instead.
 class Sleeper {
  public:
   virtual ~Sleeper() = default;
   virtual void Sleep(Clock::Duration duration) = 0;
 };
 
-// Not owned. Core replaces null by the system's.
+// Not owned. Core replaces null by the system's implementation.
 struct Environment {
   const Clock* clock = nullptr;
   Sleeper* sleeper = nullptr;

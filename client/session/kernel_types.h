@@ -1,4 +1,5 @@
-// Public types as the kernels know them, and back. The numbers agree, so nothing is looked up.
+// Converts public types to the kernels' types and back. The numbers agree, so each conversion is a
+// cast.
 #pragma once
 
 #include "kernels/dispatch/attend.h"

@@ -29,7 +29,7 @@ absl::Status Session::Explain(absl::Status status) const {
     return WithCause(std::move(status), ErrorCause::kDraining);
   }
   if (!absl::IsUnauthenticated(status)) return status;
-  // An attached session that the daemon does not know has just ended; the stream will say so too.
+  // A session that the daemon no longer knows has just ended; the stream will report it, too.
   return WithCause(
       absl::UnavailableError(Concat("the lease of ", id().ToString(), " at ", options_.address,
                                     " has ended: ", AsStringView(status.message()))),
@@ -52,7 +52,7 @@ absl::StatusOr<v1::AttachResponse> Session::Ask(v1::AttachRequest request, std::
   const Clock::TimePoint deadline = SystemClock().Now() + options_.rpc_timeout;
   MutexLock lock(mutex_);
   bool in_time = true;
-  // A stream that takes no more messages has ended: the lease thread will say why.
+  // A stream that accepts no more messages has ended: the lease thread will report why.
   while (reason_.ok() && !requests_[id].has_value() && in_time) {
     in_time = answered_.WaitUntil(mutex_, deadline);
   }
@@ -60,7 +60,7 @@ absl::StatusOr<v1::AttachResponse> Session::Ask(v1::AttachRequest request, std::
   requests_.erase(id);
   if (answer.has_value()) return *std::move(answer);
   if (!reason_.ok()) return reason_;
-  if (!written) return absl::UnavailableError("the Attach stream takes no more requests");
+  if (!written) return absl::UnavailableError("the Attach stream accepts no more requests");
   return absl::DeadlineExceededError(
       Concat("the daemon has not answered on the Attach stream within ",
              std::chrono::duration<double>(options_.rpc_timeout).count(), " s"));
@@ -79,8 +79,8 @@ absl::StatusOr<v1::TailsOpened> Session::OpenTails(std::span<const SequenceId> s
     return Explain(absl::Status(static_cast<absl::StatusCode>(opened.code()), opened.error()));
   }
   if (opened.tails_size() != static_cast<int>(sequences.size())) {
-    return absl::InternalError(
-        Concat(opened.tails_size(), " tails opened; asked for were ", sequences.size()));
+    return absl::InternalError(Concat("the daemon opened ", opened.tails_size(),
+                                      " tails; requested were ", sequences.size()));
   }
   return std::move(opened);
 }
@@ -98,8 +98,8 @@ absl::StatusOr<v1::TailsClosed> Session::CloseTails(std::span<const SequenceId> 
     return Explain(absl::Status(static_cast<absl::StatusCode>(closed.code()), closed.error()));
   }
   if (closed.tokens_size() != static_cast<int>(sequences.size())) {
-    return absl::InternalError(
-        Concat(closed.tokens_size(), " tails closed; asked for were ", sequences.size()));
+    return absl::InternalError(Concat("the daemon closed ", closed.tokens_size(),
+                                      " tails; requested were ", sequences.size()));
   }
   return std::move(closed);
 }
@@ -108,7 +108,7 @@ absl::Status Session::ReadUntilEnd() {
   v1::AttachResponse message;
   while (stream_->Read(message)) Handle(std::move(message));
   {
-    // Finish may not run beside a write.
+    // Finish must not run concurrently with a write.
     MutexLock lock(write_mutex_);
     writing_finished_ = true;
   }
@@ -122,7 +122,7 @@ void Session::Handle(v1::AttachResponse message) {
       return Answer(request, std::move(message));
     }
     case v1::AttachResponse::kTailsClosed: {
-      // Here and in order: the place of a dropped extent may be filled anew by the next answer.
+      // Here, in order: the next answer may reuse the index of a dropped extent.
       if (door_ != nullptr) {
         for (std::uint32_t extent : message.tails_closed().released_extents()) {
           door_->tails().Release(extent);
@@ -141,14 +141,14 @@ void Session::Handle(v1::AttachResponse message) {
       }
       return;
     default:
-      return;  // of a newer daemon; nothing that this client asked for
+      return;  // sent by a newer daemon, not requested by this client
   }
 }
 
 void Session::Answer(std::uint64_t id, v1::AttachResponse message) {
   MutexLock lock(mutex_);
   const auto it = requests_.find(id);
-  if (it == requests_.end()) return;  // whoever asked has given up waiting
+  if (it == requests_.end()) return;  // the caller has stopped waiting
   it->second = std::move(message);
   answered_.NotifyAll();
 }

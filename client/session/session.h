@@ -1,7 +1,7 @@
-// One attachment, from Welcome to the loss of the lease. Both doors go through it: RPCs with the
-// session's key, requests on the Attach stream, and, where memory is mapped, the MappedMemory.
+// One attachment, from Welcome to the loss of the lease. It carries both transports: RPCs with the
+// session's key, requests on the Attach stream and, if memory is mapped, the MappedMemory.
 //
-// Thread-safe. The lease thread alone reads the stream, and alone declares the session lost.
+// Thread-safe. Only the lease thread reads the stream and declares the session lost.
 #pragma once
 
 #include <atomic>
@@ -24,13 +24,13 @@ namespace tessera::client {
 class Session {
  public:
   struct Options {
-    std::uint64_t serial;  // among this worker's sessions; never 0
+    std::uint64_t serial;  // unique among this worker's sessions; never 0
     std::string address;
     Clock::Duration rpc_timeout;
     const Environment* environment;
     std::function<void(Clock::Duration limit)> on_draining;
   };
-  // `door` is null where no memory is mapped.
+  // `door` is null if no memory is mapped.
   Session(Options options, v1::Welcome welcome, std::unique_ptr<Transport> transport,
           std::shared_ptr<AttachStream> stream, std::unique_ptr<MappedMemory> door);
 
@@ -41,11 +41,11 @@ class Session {
   bool draining() const { return draining_.load(std::memory_order_relaxed); }
   MappedMemory* door() const { return door_.get(); }
 
-  // OK while the lease lives; else UNAVAILABLE with the reason.
+  // OK while the lease is held; else UNAVAILABLE with the reason.
   absl::Status status() const;
 
-  // Fills in the session key. UNAVAILABLE once the lease is lost, whatever the daemon answered.
-  // `wait`: that the daemon may take beside what calls may take anyway.
+  // Fills in the session key and sends the request. UNAVAILABLE once the lease is lost, whatever
+  // the daemon answered. `wait` is added to the timeout, for calls that may wait in the daemon.
   template <typename Request, typename Response>
   absl::Status Call(Request& request, Response& response, Clock::Duration wait = {}) {
     if (absl::Status lost = status(); !lost.ok()) return lost;
@@ -53,15 +53,15 @@ class Session {
     return Explain(transport_->Call(request, response, options_.rpc_timeout + wait));
   }
 
-  // In the order asked. All or none.
+  // Opens or closes all tails or none. Answers are in the order of the request.
   absl::StatusOr<v1::TailsOpened> OpenTails(std::span<const SequenceId> sequences);
   absl::StatusOr<v1::TailsClosed> CloseTails(std::span<const SequenceId> sequences);
 
-  // The lease thread's: reads until the stream ends, and says why it did.
+  // On the lease thread: reads until the stream ends, and returns why it ended.
   absl::Status ReadUntilEnd();
-  // The lease thread's: from now on everything answers `reason`; unmaps at once.
+  // On the lease thread: unmaps everything; later calls answer `reason`.
   void Lose(const absl::Status& reason);
-  // Says goodbye; the daemon then ends the stream.
+  // Ends the writing side of the stream; the daemon then ends the stream.
   void FinishWriting();
   void Cancel() { stream_->Cancel(); }
 
@@ -87,7 +87,7 @@ class Session {
   CondVar answered_;
   absl::Status reason_ TESSERA_GUARDED_BY(mutex_);
   std::uint64_t next_request_ TESSERA_GUARDED_BY(mutex_) = 1;
-  // Requests that wait; without a value until the answer has come.
+  // Pending requests; nullopt until the answer has arrived.
   std::unordered_map<std::uint64_t, std::optional<v1::AttachResponse>> requests_
       TESSERA_GUARDED_BY(mutex_);
 };

@@ -10,7 +10,7 @@ namespace tessera::client {
 namespace {
 
 constexpr std::uint64_t kAlignment = 64;
-// The session's key, and what frames tensors in a message.
+// Bytes of the session's key and of the framing of tensors in a message.
 constexpr std::uint64_t kFrame = 256;
 
 }  // namespace
@@ -22,21 +22,21 @@ void TensorCarrier::Add(v1::Tensor& tensor, std::span<const std::byte> bytes) {
 
 absl::Status TensorCarrier::Carry(std::string_view what, std::uint64_t rest) {
   MappedMemory* const door = session_.door();
-  // From a GPU's arena the daemon would fetch it to the host again.
+  // The daemon would have to copy from a GPU's arena back to the host.
   const bool prefers_arena = door != nullptr && door->gpu() == nullptr && bytes_ >= kLeastStaged;
   const std::uint64_t message = session_.welcome().max_message_bytes();
   const bool fits_message = bytes_ + rest + kFrame <= message;
   std::uint64_t arena = 0;
   if (door != nullptr && (prefers_arena || !fits_message)) {
     const absl::StatusOr<StagingRing*> staging = door->staging();
-    // Not more than half of it, so that it never waits for all others to be done.
+    // At most half of it, so that a request never waits for all others to finish.
     if (staging.ok()) arena = (*staging)->bytes() / 2;
     if (bytes_ <= arena) return Stage(**staging);
   }
   if (!fits_message) {
     return absl::ResourceExhaustedError(
         Concat(what, " has ", bytes_, " bytes; the daemon's largest message has ", message,
-               arena == 0 ? " (max_message_bytes), and there is no staging arena"
+               arena == 0 ? " (max_message_bytes), and the session has no staging arena"
                           : Concat(" (max_message_bytes), and half of the staging arena ", arena,
                                    " (staging_bytes)")));
   }
@@ -49,7 +49,7 @@ absl::Status TensorCarrier::Carry(std::string_view what, std::uint64_t rest) {
 absl::Status TensorCarrier::Stage(StagingRing& staging) {
   absl::StatusOr<StagingRing::Place> place = staging.Take(bytes_);
   if (!place.ok()) {
-    // The arena closes with the lease, which knows why.
+    // The arena closes with the lease, whose status has the reason.
     const absl::Status reason = session_.status();
     return reason.ok() ? place.status() : reason;
   }

@@ -1,5 +1,5 @@
-// The tensors of one request on their way to the daemon: through the staging arena where the
-// session has one, else inside the message.
+// Carries the tensors of one request to the daemon: through the staging arena if the session has
+// one, else inside the message.
 #pragma once
 
 #include <cstddef>
@@ -15,31 +15,31 @@
 
 namespace tessera::client {
 
-// Lives until the call has returned: it holds the place in the arena.
+// Must live until the call has returned, because it holds the place in the arena.
 class TensorCarrier {
  public:
   explicit TensorCarrier(Session& session) : session_(session) {}
 
-  // Less than this goes inside the message: copying it there costs less than a place.
+  // Smaller tensors travel inside the message: copying them costs less than a place.
   static constexpr std::uint64_t kLeastStaged = 16 << 10;
 
-  // `bytes` stay where they are until Carry.
+  // `bytes` must stay valid until Carry.
   void Add(v1::Tensor& tensor, std::span<const std::byte> bytes);
-  // All that was added, together. RESOURCE_EXHAUSTED where it is more than the arena takes at a
-  // time and more than a message, of which `rest` bytes are spoken for; `what` names it there.
+  // Places everything that was added. RESOURCE_EXHAUSTED if it fits neither into half of the arena
+  // nor into a message, of which `rest` bytes are in use already. `what` names it in the message.
   absl::Status Carry(std::string_view what, std::uint64_t rest);
 
  private:
   struct Load {
     v1::Tensor* tensor;
     std::span<const std::byte> bytes;
-    std::uint64_t offset;  // from the beginning of the place
+    std::uint64_t offset;  // from the start of the place
   };
   absl::Status Stage(StagingRing& staging);
 
   Session& session_;
   std::vector<Load> loads_;
-  std::uint64_t bytes_ = 0;  // with what aligns them
+  std::uint64_t bytes_ = 0;  // including alignment
   StagingRing::Place place_;
 };
 

@@ -47,8 +47,8 @@ class Installed(unittest.TestCase):
         cls.lib = next(cls.prefix.rglob("libtessera.so")).parent
         cls.project = cls.folder / "project"
         shutil.copytree(arguments.source / "tests/install/project", cls.project)
-        for example in ("c_minimal.c", "cpp_minimal.cc"):
-            shutil.copy(arguments.source / "client/examples" / example, cls.project)
+        for example in (arguments.source / "client/examples").glob("*.c*"):
+            shutil.copy(example, cls.project)
 
     @classmethod
     def listed(cls):
@@ -115,6 +115,12 @@ class Installed(unittest.TestCase):
                         self.project / "make_c", self.project / "make_cpp"):
             with self.subTest(program.name):
                 self.check_example(program, address)
+        # These check what they compute, and exit with an error if it is wrong.
+        for name, pattern in (("c_batch", r"sequence 0: 103 tokens.*\nsequence 1: 101 tokens"),
+                              ("prefix_sharing", r" 96 of 116 tokens were published"),
+                              ("compression", r"kept 128 of 512 tokens, token 137 among them")):
+            with self.subTest(name):
+                self.assertRegex(run(build / name, address), pattern)
 
     def test_exports_are_those_of_the_header(self):
         header = (self.prefix / "include/tessera/tessera.h").read_text()

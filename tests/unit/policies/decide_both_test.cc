@@ -120,5 +120,30 @@ TEST(DecideBoth, BothAreAskedFor) {
             "snapkv+semanticache:tau=0.5+mosaickv");
 }
 
+// Chunks that have been clustered stay as they are when more comes; the one that goes on does not.
+TEST(DecideSemantic, ChunksAreClusteredOnce) {
+  TestRandom random;
+  const std::string text = "semanticache:tau=0.05,sink=0,recent=0,max_chunk=16,delimiters=0";
+  ObservedLayer layer({}, ExactOperations(), random);
+  layer.Grow(72);
+  LayerMemory memory;
+  layer.Apply(DecisionOf(text, layer, memory));
+  EXPECT_EQ(memory.clustered_until, 72u);
+  const auto before = layer.lanes();
+  layer.Grow(40);
+  const LayerDecision decision = DecisionOf(text, layer, memory);
+  for (std::size_t lane = 0; lane < decision.size(); ++lane) {
+    ASSERT_TRUE(decision[lane].merges());
+    std::uint32_t ended = 0;  // entries of the four chunks that were full
+    while (ended < before[lane].size() && before[lane][ended].position < 64) ++ended;
+    for (std::uint32_t i = 0; i < ended; ++i) {
+      EXPECT_EQ(decision[lane].kept[i], i);
+      EXPECT_EQ(decision[lane].begins[i + 1], i + 1) << "it stands for itself alone";
+    }
+  }
+  memory.CutTo(50, 50);
+  EXPECT_EQ(memory.clustered_until, 50u);
+}
+
 }  // namespace
 }  // namespace tessera::policies
