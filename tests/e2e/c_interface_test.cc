@@ -154,9 +154,9 @@ TEST_F(CInterface, SequencesGoOutAndComeBackAndForkUnderOtherPolicies) {
   EXPECT_EQ(info.rotation_bytes, 0u);
 
   tessera_sequence* packed = nullptr;
-  ASSERT_EQ(
-      tessera_sequence_fork_as(sequence, "mosaickv:keep=0.25,loss_k=1,loss_v=1", &packed, &error_),
-      TESSERA_OK)
+  ASSERT_EQ(tessera_sequence_fork_as(sequence, "mosaickv:keep=0.25,loss_k=1,loss_v=1,recent=0",
+                                     &packed, &error_),
+            TESSERA_OK)
       << error_.message;
   ASSERT_EQ(tessera_sequence_compress(packed, &error_), TESSERA_OK) << error_.message;
   ASSERT_EQ(tessera_sequence_describe(packed, &info, &error_), TESSERA_OK);

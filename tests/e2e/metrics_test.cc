@@ -225,8 +225,9 @@ TEST_F(Metrics, PackingsAndSelections) {
 
 // A prompt is sealed, tiles are encoded as they fill, and the budget for raw copies is used up.
 TEST_F(Metrics, BackgroundCompaction) {
-  const std::uint64_t sequence =
-      NewSequence(64, "mosaickv:keep=0.25,group=1,loss_k=1,loss_v=1,segment=64,min_segment=64");
+  const std::uint64_t sequence = NewSequence(
+      64,
+      "mosaickv:sinks=0,recent=0,keep=0.25,group=1,loss_k=1,loss_v=1,segment=64,min_segment=64");
   Compress(sequence);
   EXPECT_EQ(Value("tessera_segments_sealed_total"), 4);
   EXPECT_EQ(Value("tessera_strategies_total"), 4);
@@ -243,7 +244,7 @@ TEST_F(Metrics, BackgroundCompaction) {
   EXPECT_EQ(Value("tessera_raw_rows_dropped_total"), 0);
 
   // Too short to be worth a strategy.
-  Compress(NewSequence(5, "mosaickv"));
+  Compress(NewSequence(5, "mosaickv:sinks=0,recent=0"));
   EXPECT_EQ(Value("tessera_runs_left_plain_total"), 4);
   EXPECT_EQ(Value("tessera_segments_left_dense_total"), 4);
 }
@@ -278,8 +279,9 @@ TEST_F(Metrics, TokenPolicies) {
 
 // More rows wait for a strategy than fit in the budget of 1 MiB.
 TEST_F(Metrics, RawRowsThatAreNotKept) {
-  const std::uint64_t sequence =
-      NewSequence(64, "mosaickv:keep=0.25,group=1,loss_k=1,loss_v=1,segment=4096,min_segment=4096");
+  const std::uint64_t sequence = NewSequence(64,
+                                             "mosaickv:sinks=0,recent=0,keep=0.25,group=1,loss_k=1,"
+                                             "loss_v=1,segment=4096,min_segment=4096");
   Append(sequence, 4032, 64);
   Compress(sequence);
   EXPECT_EQ(Value("tessera_segments_sealed_total"), 4);

@@ -231,8 +231,9 @@ TEST_F(Offload, PoliciesMayLetRowsKeepLess) {
     ASSERT_NO_FATAL_FAILURE(Start({"--offload-idle-ms=0", "--host-tier-bytes=0",
                                    "--pressure-high-percent=60", "--pressure-low-percent=50"}));
     const std::unique_ptr<client::Worker> worker = Attach();
-    const std::string policy = std::string("mosaickv:keep=0.5,group=1,loss_k=1,loss_v=1,select=0") +
-                               (pressed ? ",pressed=0.125" : "");
+    const std::string policy =
+        std::string("bf16+mosaickv:sinks=0,recent=0,keep=0.5,group=1,loss_k=1,loss_v=1,select=0") +
+        (pressed ? ",pressed=0.125" : "");
     std::vector<std::unique_ptr<Track>> tracks;
     absl::Status refused;
     while (refused.ok() && tracks.size() < 200) {
@@ -286,8 +287,9 @@ TEST_F(Offload, TheRungsAreClimbedInTheirOrder) {
   std::vector<std::unique_ptr<Track>> tracks;
   std::vector<std::string> order;
   while (order.size() < 3 && tracks.size() < 300) {
-    auto track =
-        NewTrack(*worker, "mosaickv:keep=0.5,group=1,loss_k=1,loss_v=1,select=0,pressed=0.125");
+    auto track = NewTrack(
+        *worker,
+        "bf16+mosaickv:sinks=0,recent=0,keep=0.5,group=1,loss_k=1,loss_v=1,select=0,pressed=0.125");
     ASSERT_TRUE(track.ok()) << "behind " << order.size() << " rungs: " << track.status();
     (void)(*track)->sequence.Compress();
     tracks.push_back(*std::move(track));

@@ -64,8 +64,8 @@ class Commands : public Prefixes {
 };
 
 TEST_F(Commands, ALaneIsDescribedStrategyByStrategy) {
-  client::Sequence sequence =
-      NewSequence("mosaickv:keep=0.25,group=1,segment=128,min_segment=32,loss_k=1,loss_v=1");
+  client::Sequence sequence = NewSequence(
+      "mosaickv:keep=0.25,group=1,segment=128,min_segment=32,sinks=0,recent=0,loss_k=1,loss_v=1");
   SyntheticSequence truth(shape_, 3);
   Append(sequence, truth, 256);
   Compress(sequence);
@@ -90,7 +90,7 @@ TEST_F(Commands, ALaneIsDescribedStrategyByStrategy) {
   const v1::SegmentRun& first = held.lane(0).segment_run(0);
   const std::string text = Good("describe " + IdOf(sequence));
   EXPECT_THAT(text, AllOf(HasSubstr("policy mosaickv:"), HasSubstr("tokens 261"),
-                          HasSubstr("packed bf16 16 of 64"), HasSubstr("dense bf16"),
+                          HasSubstr("packed int8 16 of 64"), HasSubstr("dense bf16"),
                           HasSubstr("loss K"), HasSubstr("bytes"), ContainsRegex("kept: tokens"),
                           ContainsRegex("lanes: 5 of 261 entries left dense: waiting")));
   char loss[16];
@@ -105,8 +105,9 @@ TEST_F(Commands, ALaneIsDescribedStrategyByStrategy) {
 
 // Rows without their own strategy report their loss under the previous segment's strategy.
 TEST_F(Commands, RowsThatWaitSayWhatTheyLose) {
-  client::Sequence sequence =
-      NewSequence("mosaickv:keep=0.25,group=1,segment=4096,min_segment=2048,loss_k=1,loss_v=1");
+  client::Sequence sequence = NewSequence(
+      "mosaickv:keep=0.25,group=1,segment=4096,min_segment=2048,sinks=0,recent=0,loss_k=1,"
+      "loss_v=1");
   SyntheticSequence truth(shape_, 4);
   Append(sequence, truth, 128);
   Compress(sequence);
@@ -130,8 +131,9 @@ TEST_F(Commands, PoliciesAreSetAndCarriedOut) {
   SyntheticSequence truth(shape_, 5);
   Append(sequence, truth, 128);
   const std::uint64_t dense = Described(sequence).tile_bytes();
-  EXPECT_EQ(Good("policy " + IdOf(sequence) + " mosaickv:keep=0.25,min_segment=32"),
-            "policy is now mosaickv:keep=0.25,min_segment=32\n");
+  EXPECT_EQ(
+      Good("policy " + IdOf(sequence) + " mosaickv:keep=0.25,min_segment=32,sinks=0,recent=0"),
+      "policy is now mosaickv:keep=0.25,min_segment=32,sinks=0,recent=0\n");
   EXPECT_THAT(Described(sequence).policy(), HasSubstr("mosaickv"));
   EXPECT_EQ(Described(sequence).tile_bytes(), dense) << "what is there stays as it is";
   EXPECT_THAT(Good("compress " + IdOf(sequence)),
@@ -149,7 +151,7 @@ TEST_F(Commands, PoliciesAreSetAndCarriedOut) {
 }
 
 TEST_F(Commands, StatusAndTopShowWhatIsDone) {
-  client::Sequence sequence = NewSequence("mosaickv:keep=0.25,min_segment=32");
+  client::Sequence sequence = NewSequence("mosaickv:keep=0.25,min_segment=32,sinks=0,recent=0");
   SyntheticSequence truth(shape_, 6);
   Append(sequence, truth, 128);
   Compress(sequence);

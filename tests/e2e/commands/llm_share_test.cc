@@ -43,7 +43,8 @@ struct NamedPolicy {
 };
 constexpr NamedPolicy kPolicies[] = {
     {"Dense", "dense"},
-    {"Mosaic", "mosaickv:keep=0.25,group=1,select=0,min_segment=128,loss_k=1,loss_v=1"},
+    {"Mosaic",
+     "mosaickv:keep=0.25,group=1,select=0,min_segment=128,loss_k=1,loss_v=1,sinks=0,recent=0"},
     {"Chunks", "chunkkv:budget=0.5", false},
     {"Both", "chunkkv:budget=0.5+mosaickv", false, true}};
 

@@ -215,7 +215,8 @@ TEST_F(LanguageModel, AnEvaluationCountsAnswers) {
   const auto evaluation =
       cli::eval::Evaluation::Open({.model_folder = kFolder, .address = daemon_->address()});
   ASSERT_TRUE(evaluation.ok()) << evaluation.status();
-  const std::string crude = "mosaickv:keep=0.02,group=1,loss_k=1,loss_v=1,select=0";
+  const std::string crude =
+      "mosaickv:keep=0.02,group=1,loss_k=1,loss_v=1,sinks=0,recent=0,select=0+bf16";
   cli::eval::EvaluationPlan plan = {
       .policies = {{.text = "dense"},
                    {.text = crude},

@@ -327,7 +327,8 @@ TEST_F(HostileTokens, WordsThatHoldWhatPartsThemAreNoPolicy) {
 TEST_F(HostileTokens, EveryCallAtTheSameTimeOnOneSequence) {
   for (const char* policy :
        {"streaming:sink=4,recent=40", "h2o:heavy=20,recent=20", "semanticache:max_chunk=16",
-        "streaming:sink=4,recent=90+mosaickv:min_segment=32,segment=64,select=0"}) {
+        "streaming:sink=4,recent=90+mosaickv:sinks=0,recent=0,min_segment=32,segment=64,select="
+        "0"}) {
     SCOPED_TRACE(policy);
     const std::uint64_t sequence = NewSequence(policy);
     std::atomic<std::uint64_t> tokens{0};

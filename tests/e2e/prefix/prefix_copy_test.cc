@@ -10,7 +10,9 @@ namespace tessera {
 namespace {
 
 TEST_F(Prefixes, TwoWorkersThatPublishTheSameEndWithOneCopy) {
-  for (const std::string policy : {"dense", "mosaickv:keep=0.5,segment=128,min_segment=32"}) {
+  for (const std::string policy :
+       {"dense", "mosaickv:sinks=0,recent=0,keep=0.5,segment=128,min_segment=32",
+        "mosaickv:keep=0.5,segment=128,min_segment=32,recent=32"}) {
     SCOPED_TRACE(policy);
     const Ids ids = Count(256, policy == "dense" ? 1 : 1000);
     const std::uint64_t seed = random_.Bits();
@@ -54,10 +56,12 @@ TEST_F(Prefixes, TwoWorkersThatPublishTheSameEndWithOneCopy) {
 
 // Each prompt ends with its own question, which is the usual case.
 TEST_F(Prefixes, TwoWorkersWhosePromptsGoOnBehindTheHeadHaveItOnce) {
-  for (const std::string policy :
-       {"dense", "mosaickv:keep=1,group=1,segment=128,min_segment=32,loss_k=1,loss_v=1,select=0",
-        "mosaickv:keep=1,group=1,segment=128,min_segment=32,loss_k=1,loss_v=1,select=0+int8",
-        "quest:tokens=4096,page=16"}) {
+  for (const std::string policy : {"dense",
+                                   "mosaickv:sinks=0,recent=0,keep=1,group=1,segment=128,"
+                                   "min_segment=32,loss_k=1,loss_v=1,select=0+bf16",
+                                   "mosaickv:recent=0,keep=1,group=1,segment=128,"
+                                   "min_segment=32,loss_k=1,loss_v=1,select=0",
+                                   "quest:tokens=4096,page=16"}) {
     for (const std::uint32_t head : {256u, 201u}) {
       SCOPED_TRACE(policy + " " + std::to_string(head));
       const std::uint64_t before = TileBytes();

@@ -76,14 +76,19 @@ TEST_P(OfPolicies, AForkAttendsAsTheSequenceThatWasPublished) {
 
 INSTANTIATE_TEST_SUITE_P(
     All, OfPolicies,
-    testing::Values(
-        Kind{"dense", true},
-        Kind{"mosaickv:keep=1,group=1,segment=128,min_segment=32,loss_k=1,loss_v=1,select=0", true},
-        Kind{"quest:tokens=2048,page=16", true}, Kind{"streaming:sink=4,recent=100", false},
-        Kind{"snapkv:window=8,budget=0.5", false}),
+    testing::Values(Kind{"dense", true},
+                    Kind{"mosaickv:sinks=0,recent=0,keep=1,group=1,segment=128,min_segment=32,"
+                         "loss_k=1,loss_v=1,select=0+bf16",
+                         true},
+                    Kind{"mosaickv:keep=1,group=1,segment=128,min_segment=32,loss_k=1,loss_v=1,"
+                         "recent=32,floor=64+bf16",
+                         true},
+                    Kind{"quest:tokens=2048,page=16", true},
+                    Kind{"streaming:sink=4,recent=100", false},
+                    Kind{"snapkv:window=8,budget=0.5", false}),
     [](const auto& kind) {
       const std::string policy = kind.param.policy;
-      return policy.substr(0, policy.find(':'));
+      return policy.substr(0, policy.find(':')) + std::to_string(kind.index);
     });
 
 // ---- When publishing is allowed

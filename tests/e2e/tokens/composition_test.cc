@@ -23,7 +23,8 @@ namespace tessera {
 namespace {
 
 // Keeps all channels: packed rows differ only by rounding.
-constexpr const char* kPacked = "+mosaickv:keep=1,group=1,loss_k=1,loss_v=1,min_segment=32,select=";
+constexpr const char* kPacked =
+    "+mosaickv:sinks=0,recent=0,keep=1,group=1,loss_k=1,loss_v=1,min_segment=32,select=";
 
 // Keeps 240 of 600 tokens, or slightly more.
 struct TokenTerm {
@@ -197,12 +198,15 @@ const Form kForms[] = {
      .tolerance = 1e-4,
      .packs = false,
      .selects = true},
-    {.name = "mosaickv", .text = Concat(kPacked, 0), .tolerance = 0.03},
+    {.name = "mosaickv", .text = Concat(kPacked, 0, "+bf16"), .tolerance = 0.03},
     {.name = "int8", .text = Concat(kPacked, 0, "+int8"), .tolerance = 0.06},
     {.name = "fp8", .text = Concat(kPacked, 0, "+fp8"), .tolerance = 0.2},
-    {.name = "selected", .text = Concat(kPacked, "0.25"), .tolerance = 0.03, .selects = true},
+    {.name = "selected",
+     .text = Concat(kPacked, "0.25,floor=0+bf16"),
+     .tolerance = 0.03,
+     .selects = true},
     {.name = "selected_int8",
-     .text = Concat(kPacked, "0.25+int8"),
+     .text = Concat(kPacked, "0.25,floor=0+int8"),
      .tolerance = 0.06,
      .selects = true},
 };

@@ -17,7 +17,8 @@ namespace {
 using testing::HasSubstr;
 
 // Keeps all channels in rotated space: at any moment compressed rows differ only by rounding.
-constexpr char kLossless[] = "mosaickv:keep=1,group=1,segment=256,min_segment=64,select=0";
+constexpr char kLossless[] =
+    "mosaickv:keep=1,group=1,segment=256,min_segment=64,sinks=0,recent=0,select=0+bf16";
 constexpr double kRounding = 0.03;
 
 class Policies : public PackedLanes {
@@ -111,7 +112,10 @@ TEST_F(Policies, TheEndOfAPromptIsSaidWithItsLastRows) {
 
 // Both transports, with a policy's selection and an explicit one, and forks.
 TEST_F(Policies, BothTransportsUseThePolicysSelection) {
-  for (const char* const policy : {"mosaickv:keep=1,group=1,segment=64,min_segment=32,select=0.25",
+  for (const char* const policy : {"mosaickv:keep=1,group=1,segment=64,min_segment=32,sinks=0,"
+                                   "recent=0,select=0.25,floor=0+bf16",
+                                   "mosaickv:keep=1,group=1,segment=64,min_segment=32,"
+                                   "recent=40,select=0.01,floor=96+bf16",
                                    "quest:tokens=96,page=4,dense_layers=0",
                                    "quest:tokens=64,page=4,heads=each,dense_layers=1"}) {
     SCOPED_TRACE(policy);
@@ -126,6 +130,7 @@ TEST_F(Policies, BothTransportsUseThePolicysSelection) {
     const v1::Selection& selection = Describe(sequence).selection().selection();
     const SelectionRule named = {.rate = selection.entries() == 0 ? selection.rate() : 1.0,
                                  .entries = selection.entries(),
+                                 .floor = selection.floor(),
                                  .judge = static_cast<SelectionRule::Judge>(selection.judge()),
                                  .first_block = selection.first_block(),
                                  .counts_tail = selection.counts_tail(),

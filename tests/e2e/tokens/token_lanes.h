@@ -20,7 +20,7 @@ using Positions = std::vector<std::uint64_t>;
 
 // Packs rows without dropping a channel: they differ only by rounding.
 inline const std::string kAllChannels =
-    "+mosaickv:keep=1,group=1,loss_k=1,loss_v=1,select=0,min_segment=32";
+    "+bf16+mosaickv:sinks=0,recent=0,keep=1,group=1,loss_k=1,loss_v=1,select=0,min_segment=32";
 
 // All of [0, tokens) except these.
 inline Positions AllExcept(std::uint64_t tokens, const Positions& gone) {

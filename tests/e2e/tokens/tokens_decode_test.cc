@@ -207,7 +207,7 @@ TEST_F(Tokens, BehindALongAnswerAPromptDecidesByItsOwnQueries) {
   Shape({.layers = 2, .query_heads = 2, .kv_heads = 1, .head_dim = 64});
   client::Sequence sequence = NewSequence(
       "semantickv:sink=8+mosaickv:keep=1,group=1,loss_k=1,loss_v=1,select=0,min_segment=32,"
-      "segment=512");
+      "segment=512,sinks=0,recent=0");
   SyntheticSequence truth(shape_, random_.Bits());
   Append(sequence, truth, 300);
   Compress(sequence);
@@ -416,14 +416,14 @@ TEST_F(Tokens, APolicyAsAMessage) {
   (*chunks.mutable_options())["budget"] = "0.3";
   (*chunks.mutable_options())["window"] = "16";
   request.mutable_policy_spec()->add_terms()->set_name("mosaickv");
-  request.mutable_policy_spec()->add_terms()->set_name("int8");
+  request.mutable_policy_spec()->add_terms()->set_name("fp8");
   v1::CreateSequenceResponse response;
   {
     grpc::ClientContext context;
     const grpc::Status status = stub->CreateSequence(&context, request, &response);
     ASSERT_TRUE(status.ok()) << status.error_message();
   }
-  EXPECT_EQ(response.policy(), "chunkkv:window=16,budget=0.3+mosaickv+int8");
+  EXPECT_EQ(response.policy(), "chunkkv:window=16,budget=0.3+mosaickv+fp8");
   EXPECT_EQ(response.needs().last_queries(), 16u);
   request.set_policy("dense");
   grpc::ClientContext context;

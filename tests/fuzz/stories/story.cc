@@ -37,9 +37,15 @@ std::span<const Kind> Kinds() {
   static const Kind kKinds[] = {
       {"dense", kExact},
       {"dense", kExact},
-      {"mosaickv:keep=1,group=1,loss_k=1,loss_v=1,select=0,min_segment=32", kRounded},
-      {"mosaickv:keep=0.25,group=1,loss_k=1,loss_v=1,pressed=0.125,min_segment=32", std::nullopt},
-      {"mosaickv:keep=0.5,group=2,loss_k=1,loss_v=1,pressed=0.1,min_segment=32+quest:page=8,"
+      {"mosaickv:keep=1,group=1,loss_k=1,loss_v=1,select=0,min_segment=32,sinks=0,recent=0+bf16",
+       kRounded},
+      {"mosaickv:keep=1,group=1,loss_k=1,loss_v=1,select=0,min_segment=32,recent=40+bf16",
+       kRounded},
+      {"mosaickv:keep=0.25,group=1,loss_k=1,loss_v=1,pressed=0.125,min_segment=32,sinks=0,recent=0,"
+       "floor=0",
+       std::nullopt},
+      {"mosaickv:keep=0.5,group=2,loss_k=1,loss_v=1,pressed=0.1,min_segment=32,sinks=0,recent=0+"
+       "quest:page=8,"
        "tokens=64,dense_layers=0+int8",
        std::nullopt},
       {"quest:page=4,tokens=64,dense_layers=0", std::nullopt},
@@ -52,7 +58,8 @@ std::span<const Kind> Kinds() {
       {"streaming:sink=4,recent=100", std::nullopt, /*any_head=*/false},
       {"lacache:budget=96,span=1,overlap=0,sink=4", std::nullopt, /*any_head=*/false},
       {"h2o:heavy=40,recent=40", std::nullopt, /*any_head=*/false},
-      {"tova:budget=80+mosaickv:keep=0.5,group=1,loss_k=1,loss_v=1,min_segment=32,pressed=0.125",
+      {"tova:budget=80+mosaickv:keep=0.5,group=1,loss_k=1,loss_v=1,min_segment=32,recent=0,pressed="
+       "0.125",
        std::nullopt, /*any_head=*/false},
   };
   return kKinds;
