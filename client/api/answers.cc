@@ -16,7 +16,7 @@ static_assert(static_cast<int>(CompressionReason::kNewest) == v1::COMPRESSION_RE
 
 LaneOutcome OutcomeOf(const v1::LaneOutcome& outcome) {
   const bool is_known =
-      outcome.reason() <= v1::COMPRESSION_REASON_OTHER;  // newer daemons have more
+      outcome.reason() <= v1::COMPRESSION_REASON_OTHER;  // a newer daemon may send others
   return {.state = static_cast<LaneState>(outcome.state()),
           .reason = is_known ? static_cast<CompressionReason>(outcome.reason())
                              : CompressionReason::kOther,

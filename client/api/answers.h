@@ -1,4 +1,4 @@
-// The daemon's answers as the public structs that describe them.
+// Converts the daemon's answers to public structs.
 #pragma once
 
 #include "tessera/compression.h"

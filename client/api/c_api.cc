@@ -1,4 +1,4 @@
-// The C interface on top of the C++ one: workers, models and steps.
+// The C interface, implemented with the C++ one: workers, models and steps.
 
 #include <chrono>
 #include <string_view>
@@ -19,11 +19,11 @@ using client::Report;
 using client::Text;
 
 static_assert(static_cast<int>(client::ErrorCause::kArgument) == TESSERA_CAUSE_ARGUMENT);
-static_assert(sizeof(tessera_error) == 1024);  // as in the first release
+static_assert(sizeof(tessera_error) == 1024);  // unchanged since the first release
 
 namespace {
 
-// The caller's threads, as an executor.
+// Adapts the caller's parallel_for to an Executor.
 class CallbackExecutor final : public client::Executor {
  public:
   CallbackExecutor(tessera_parallel_for parallel_for, void* context)
@@ -40,7 +40,7 @@ class CallbackExecutor final : public client::Executor {
 }  // namespace
 
 struct tessera_step {
-  std::optional<CallbackExecutor> executor;  // before the step, which uses it
+  std::optional<CallbackExecutor> executor;  // declared first: the step uses it
   client::Step step;
 };
 
@@ -131,9 +131,9 @@ tessera_code tessera_attach(const tessera_attach_options* options, tessera_worke
                                   .key_file = Text(given.tls_key_file),
                                   .server_name = Text(given.tls_server_name)};
   if (given.on_warning != nullptr) {
-    attach.on_warning = [told = given.on_warning,
+    attach.on_warning = [callback = given.on_warning,
                          context = given.warning_context](std::string_view warning) {
-      told(std::string(warning).c_str(), context);
+      callback(std::string(warning).c_str(), context);
     };
   }
   if (given.tls != 0 || tls != client::TlsOptions()) attach.tls = tls;
@@ -245,7 +245,7 @@ tessera_code tessera_step_begin(tessera_worker* worker, tessera_sequence* const*
   const tessera_step_options given = Adopt(options, tessera_step_options TESSERA_STEP_OPTIONS_INIT);
   std::vector<client::Sequence*> batch;
   for (std::size_t i = 0; i < count; ++i) {
-    // The worker refuses null, and names the index.
+    // BeginStep refuses null and names the index.
     batch.push_back(sequences[i] == nullptr ? nullptr : &sequences[i]->sequence);
   }
   auto begun = std::make_unique<tessera_step>();

@@ -1,4 +1,4 @@
-// The handles of the C interface, and what its functions share.
+// The handles of the C interface, and helpers that its functions share.
 #pragma once
 
 #include <algorithm>
@@ -28,17 +28,17 @@ namespace tessera::client {
 
 tessera_code Report(const absl::Status& status, tessera_error* error);
 
-// An argument that may not be NULL, or that may be NULL only if it has no elements.
+// A pointer argument. It may be NULL only if it has no elements.
 struct CArgument {
   const char* name;
   const void* pointer;
   std::size_t elements = 1;
 };
-// INVALID_ARGUMENT names the call and the first argument that is NULL and should not be.
+// INVALID_ARGUMENT names the call and the first argument that must not be NULL but is.
 absl::Status CheckArguments(const char* call, std::initializer_list<CArgument> arguments);
 
-// The caller's struct in this library's size: fields that an older header lacks have the values of
-// `defaults`.
+// Copies the caller's struct into one of this library's size. Fields that an older header lacks get
+// the values of `defaults`.
 template <typename Struct>
 Struct Adopt(const Struct* given, Struct defaults) {
   if (given == nullptr) return defaults;

@@ -1,4 +1,4 @@
-// The C interface on top of the C++ one: sequences and prefixes.
+// The C interface, implemented with the C++ one: sequences and prefixes.
 
 #include <chrono>
 #include <utility>
@@ -167,12 +167,12 @@ tessera_code tessera_sequence_needs(const tessera_sequence* sequence, tessera_ne
     return Report(bad, error);
   }
   const client::PolicyNeeds asked = sequence->sequence.needs();
-  const tessera_needs told = {.struct_size = needs->struct_size,
-                              .queries = asked.queries(),
-                              .keys = asked.attention_sums,
-                              .token_ids = asked.token_ids,
-                              .while_decoding = asked.acts_while_decoding};
-  std::memcpy(needs, &told, std::min(needs->struct_size, sizeof told));
+  const tessera_needs answer = {.struct_size = needs->struct_size,
+                                .queries = asked.queries(),
+                                .keys = asked.attention_sums,
+                                .token_ids = asked.token_ids,
+                                .while_decoding = asked.acts_while_decoding};
+  std::memcpy(needs, &answer, std::min(needs->struct_size, sizeof answer));
   return Report(absl::OkStatus(), error);
 }
 
@@ -266,9 +266,9 @@ tessera_code tessera_match(tessera_worker* worker, const tessera_model* model,
                                            .wait = std::chrono::milliseconds(given.wait_ms),
                                            .will_compute = given.will_compute != 0});
   if (found.ok()) {
-    tessera_prefix_match told = {match->struct_size, found->prefix.value(), found->tokens,
-                                 found->computing, found->computation.value()};
-    std::memcpy(match, &told, std::min(match->struct_size, sizeof told));
+    tessera_prefix_match answer = {match->struct_size, found->prefix.value(), found->tokens,
+                                   found->computing, found->computation.value()};
+    std::memcpy(match, &answer, std::min(match->struct_size, sizeof answer));
   }
   return Report(found.status(), error);
 }

@@ -23,7 +23,7 @@ class SystemSleeper final : public Sleeper {
   void Sleep(Clock::Duration duration) override { std::this_thread::sleep_for(duration); }
 };
 
-// No retry will help.
+// Whether a retry cannot help.
 bool IsPermanent(const absl::Status& status) {
   return absl::IsFailedPrecondition(status) || absl::IsPermissionDenied(status) ||
          absl::IsInvalidArgument(status) || absl::IsUnimplemented(status) ||
@@ -38,7 +38,7 @@ absl::Status LeaseLost(const std::string& message) {
   return WithCause(absl::UnavailableError(message), ErrorCause::kLeaseLost);
 }
 
-// An attachment that did not come about: its stream is ended, not left to whoever destroys it.
+// Ends the stream of a failed attachment, instead of leaving that to its destructor.
 void EndStream(AttachStream& stream) {
   stream.Cancel();
   v1::AttachResponse ignored;
@@ -70,7 +70,7 @@ absl::Status Core::Attach() {
   if (implementation == nullptr || !kernels::ImplementationSupported(*implementation)) {
     return absl::InvalidArgumentError(Concat("implementation \"", options_.implementation, "\": ",
                                              implementation == nullptr
-                                                 ? "there is none of this name"
+                                                 ? "no implementation has this name"
                                                  : kernels::ImplementationReason(*implementation)));
   }
   {
@@ -120,7 +120,7 @@ void Core::RunLease() {
     std::shared_ptr<Session> session;
     {
       MutexLock lock(mutex_);
-      // Whoever has asked meanwhile is answered by this attempt, too.
+      // This attempt also answers orders placed in the meantime.
       order_ = Order::kNone;
       orders_done_ = orders_placed_;
       outcome_ = outcome;
@@ -189,7 +189,7 @@ Core::Outcome Core::AttachNow(Order order) {
   }
 }
 
-// In slices, so that a detaching worker does not wait. False: detached.
+// Sleeps in slices, so that Detach need not wait. Returns false if the worker has detached.
 bool Core::Pause(Clock::Duration duration) {
   while (duration > Clock::Duration::zero()) {
     {
@@ -247,14 +247,14 @@ absl::StatusOr<v1::Welcome> Core::Greet(Transport& transport,
     absl::Status status = stream->Finish();
     stream = nullptr;
     if (absl::IsCancelled(status)) {
-      status = absl::UnavailableError("the daemon does not answer Hello");
+      status = absl::UnavailableError("the daemon did not answer Hello in time");
     } else if (status.ok()) {
-      status = absl::UnavailableError("the daemon ended the stream without Welcome");
+      status = absl::UnavailableError("the daemon ended the stream before sending Welcome");
     }
     return status;
   }
   if (!response.has_welcome()) {
-    return absl::InternalError(Concat("the daemon answered Hello with message kind ",
+    return absl::InternalError(Concat("the daemon answered Hello with unexpected message kind ",
                                       static_cast<int>(response.message_case())));
   }
   return std::move(*response.mutable_welcome());
@@ -325,7 +325,7 @@ absl::Status Core::OpenSession(ReattachReport& report) {
   return absl::OkStatus();
 }
 
-// Steps that began on an earlier session keep the binding they began with.
+// Steps that began in an earlier session keep their binding.
 absl::Status Core::BindModels(Session& session) {
   std::vector<std::shared_ptr<ModelRecord>> models;
   {
@@ -404,7 +404,7 @@ absl::StatusOr<std::shared_ptr<Session>> Core::session() const {
 
 void Core::Warn(std::string_view warning) {
   if (options_.on_warning) return options_.on_warning(warning);
-  if (!warnings_.Say(surroundings_.clock->Now()).has_value()) return;
+  if (!warnings_.Say(environment_.clock->Now()).has_value()) return;
   std::fprintf(stderr, "tessera: %.*s\n", static_cast<int>(warning.size()), warning.data());
 }
 
@@ -426,7 +426,7 @@ void Core::Detach() {
     MutexLock lock(mutex_);
     while (session_ == session) {
       if (changed_.WaitUntil(mutex_, deadline)) continue;
-      session->Cancel();  // the daemon is silent: go without its goodbye
+      session->Cancel();  // the daemon does not answer: detach anyway
       break;
     }
   }

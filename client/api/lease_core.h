@@ -1,9 +1,10 @@
-// What a worker and its handles share: the present session, the lease thread that keeps it, the
-// models to register again, and the sequences to ask about.
+// The state that a worker and its handles share: the current session, the lease thread that holds
+// it, the models to register again after a reattachment, and the worker's sequences.
 //
 //   lease thread:   attach ──▶ read the stream until it ends ──▶ unmap ──▶ (attach again, if asked)
 //
-// Every attempt to attach runs on the lease thread; Attach and Reattach place an order and wait.
+// Every attempt to attach runs on the lease thread. Attach and Reattach place an order and wait.
+// Thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -31,16 +32,16 @@ class Core {
   Core(AttachOptions options, const Environment& environment, std::unique_ptr<Connector> connector);
   ~Core();
 
-  // The first attachment: one attempt.
+  // The first attachment, with a single attempt.
   absl::Status Attach();
   absl::StatusOr<ReattachReport> Reattach();
   // Ends the session and the lease thread. Idempotent.
   void Detach();
 
-  // UNAVAILABLE with the reason where there is none.
+  // UNAVAILABLE with the reason if the worker is not attached.
   absl::StatusOr<std::shared_ptr<Session>> session() const;
   const AttachOptions& options() const { return options_; }
-  // Tells the worker (AttachOptions::on_warning), or whoever reads its stderr.
+  // Calls AttachOptions::on_warning, or prints to stderr.
   void Warn(std::string_view warning);
 
   absl::StatusOr<std::shared_ptr<ModelRecord>> RegisterModel(const ModelGeometry& geometry);
@@ -53,10 +54,10 @@ class Core {
     ReattachReport report;
   };
 
-  // Waits until the order is done; cancels an attempt that takes longer than `patience`.
+  // Waits until the order is done, and cancels an attempt that takes longer than `patience`.
   Outcome Place(Order order, Clock::Duration patience);
 
-  // The lease thread's.
+  // On the lease thread.
   void RunLease();
   Outcome AttachNow(Order order);
   absl::StatusOr<v1::Welcome> Greet(Transport& transport, std::shared_ptr<AttachStream>& stream);

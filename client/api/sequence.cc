@@ -20,7 +20,7 @@ namespace tessera::client {
 
 namespace {
 
-// Nearly every call needs the session, and exclusive use of the sequence.
+// The session and exclusive use of the sequence, which almost every call needs.
 struct Hold {
   std::shared_ptr<Session> session;
   SequenceUse use;
@@ -40,7 +40,7 @@ absl::StatusOr<Hold> Take(std::string_view call, const std::shared_ptr<Core>& co
   return Hold{*std::move(session), *std::move(use)};
 }
 
-// For calls after which other sequences or workers see the rows.
+// For calls that make the rows visible to other sequences or workers.
 absl::StatusOr<Hold> TakeWithoutAbandonedRows(std::string_view call,
                                               const std::shared_ptr<Core>& core,
                                               const std::shared_ptr<SequenceState>& state) {
@@ -50,7 +50,7 @@ absl::StatusOr<Hold> TakeWithoutAbandonedRows(std::string_view call,
   return hold;
 }
 
-// Passes on what the sequence has to warn of.
+// Passes the sequence's warning on to the worker.
 void Warn(Core& core, SequenceState& sequence) {
   if (const auto warning = std::exchange(sequence.warning, std::nullopt)) core.Warn(*warning);
 }
@@ -93,7 +93,7 @@ absl::StatusOr<std::uint64_t> Sequence::Append(const AppendTensors& tensors) {
     if (tensors.end_of_prompt && tokens.ok()) ended(/*compressed=*/false);
     return tokens;
   }
-  // The rows first: what was seen is of tokens that the daemon holds.
+  // Append the rows first: observations refer to tokens that the daemon holds.
   AppendTensors rows = tensors;
   rows.end_of_prompt = false;
   absl::StatusOr<std::uint64_t> tokens = BulkAppend(*hold->session, *hold->use, rows);
@@ -179,7 +179,7 @@ absl::StatusOr<Sequence> Sequence::ForkWith(const std::string* policy) {
                                                response.directory_offset(), response.tokens());
   child->TakePolicy(response);
   child->position_shift = response.position_shift();
-  // What the parent has seen and not yet shown is of the child's tokens, too.
+  // Observations that the parent has not sent yet apply to the child's tokens, too.
   if (state_->observer != nullptr && child->observer != nullptr &&
       state_->observer->Sees(response.needs())) {
     child->observer = std::make_unique<Observer>(*state_->observer);
@@ -195,11 +195,11 @@ absl::StatusOr<PublishedPrefix> Sequence::Publish(std::span<const std::uint32_t>
   absl::StatusOr<Hold> hold = TakeWithoutAbandonedRows("Sequence::Publish", core_, state_);
   if (!hold.ok()) return hold.status();
   if (state_->observer != nullptr) {
-    // What was seen must be shown first, and these are the ids of all that is held.
+    // Observations must be sent first, and token_ids has the ids of all tokens held.
     const auto held = token_ids.first(std::min<std::size_t>(token_ids.size(), state_->tokens));
     absl::Status status = state_->observer->SeeTokens(0, held);
     if (!status.ok()) return status;
-    // Workers that begin with these tokens have none of this worker's observations.
+    // Workers that fork the prefix do not have this worker's observations.
     status = CompressByPolicy(*hold->session, *state_, 0, 0, CompressMode::kToAnother).status();
     if (!status.ok()) return status;
   }
@@ -220,7 +220,7 @@ absl::StatusOr<PublishedPrefix> Sequence::Publish(std::span<const std::uint32_t>
 absl::Status Sequence::Truncate(std::uint64_t tokens) {
   absl::StatusOr<Hold> hold = Take("Sequence::Truncate", core_, state_);
   if (!hold.ok()) return hold.status();
-  // What a refused step left behind is none of its tokens.
+  // Rows of an abandoned step do not belong to the sequence.
   if (tokens > state_->tokens) {
     if (absl::Status cut = CutAbandonedRows(*hold->session, *state_); !cut.ok()) return cut;
   }
@@ -271,8 +271,8 @@ absl::Status Sequence::Restore() {
 absl::StatusOr<v1::DescribeResponse> DescribeMessage(const Sequence& sequence, Detail detail) {
   const std::shared_ptr<SequenceState>& state = SequenceAccess::State(sequence);
   if (state == nullptr) return EmptyHandle("Sequence::Describe");
-  // A query that touches nothing that a step uses: allowed at any time. Rows that a refused step
-  // left in the daemon are cut off first, if there are any.
+  // Allowed at any time, because it touches nothing that a step uses. Rows that an abandoned step
+  // left in the daemon are removed first.
   absl::StatusOr<std::shared_ptr<Session>> session = SequenceAccess::CoreOf(sequence)->session();
   if (!session.ok()) return session.status();
   if (state->gone) return SequenceUse::Take(state).status();
@@ -301,7 +301,7 @@ absl::StatusOr<SequenceDescription> Sequence::DescribeEntries() const {
 absl::Status Sequence::Handover(SessionId to) {
   absl::StatusOr<Hold> hold = TakeWithoutAbandonedRows("Sequence::Handover", core_, state_);
   if (!hold.ok()) return hold.status();
-  if (absl::Status shown = SendObservations(*hold->session, *state_); !shown.ok()) return shown;
+  if (absl::Status sent = SendObservations(*hold->session, *state_); !sent.ok()) return sent;
   v1::HandoverRequest request;
   v1::HandoverResponse response;
   request.set_sequence_id(state_->id.value());

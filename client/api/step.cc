@@ -30,7 +30,7 @@ bool Step::open() const { return engine_ != nullptr && engine_->open(); }
 absl::Status Step::NotOpen(const char* call) const {
   if (!began_) return BadArgument(call, "the step is empty (default-constructed or moved from)");
   if (!ended_by_.ok()) return ended_by_;
-  return absl::FailedPreconditionError("the step is over; begin another");
+  return absl::FailedPreconditionError("the step is over; begin a new one");
 }
 
 absl::Status Step::After(absl::Status status) {

@@ -19,7 +19,7 @@ absl::Status Copy(const TensorMemory* memory, const char* call, void* to, const 
   }
   if (bytes > size) {
     return absl::OutOfRangeError(
-        Concat("a copy of ", bytes, " bytes from or to a tensor of ", size));
+        Concat("a copy of ", bytes, " bytes does not fit a tensor of ", size));
   }
   if (memory->queue == nullptr) {
     if (bytes > 0) std::memcpy(to, from, bytes);

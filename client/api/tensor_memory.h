@@ -20,7 +20,7 @@ struct TensorMemory {
   struct alignas(64) Line {
     std::byte bytes[64];
   };
-  std::shared_ptr<Session> session;  // keeps the GPU
+  std::shared_ptr<Session> session;  // keeps the GPU open
   std::vector<Line> host;
   std::unique_ptr<kernels::cuda::Scratch> device;
   std::unique_ptr<kernels::cuda::Queue> queue;

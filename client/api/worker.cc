@@ -87,14 +87,15 @@ absl::StatusOr<Sequence> Worker::Adopt(const Model& model, SequenceId sequence) 
   if (absl::Status status = (*session)->Call(request, response); !status.ok()) return status;
   const std::shared_ptr<const BoundModel> bound = model.record_->bound();
   if (response.model_id() != bound->id().value()) {
-    return absl::InvalidArgumentError(Concat(sequence.ToString(), " is of model ",
-                                             response.model_id(), ", not of ",
+    return absl::InvalidArgumentError(Concat(sequence.ToString(), " belongs to model ",
+                                             response.model_id(), ", not to ",
                                              bound->id().ToString()));
   }
   if (SessionId(response.owner_session_id()) != (*session)->id()) {
-    return absl::FailedPreconditionError(
-        Concat(sequence.ToString(), " is owned by session ", response.owner_session_id(),
-               ", not by this one, ", (*session)->id().ToString(), "; have it handed over"));
+    return absl::FailedPreconditionError(Concat(sequence.ToString(), " is owned by session ",
+                                                response.owner_session_id(), ", not by this one, ",
+                                                (*session)->id().ToString(),
+                                                "; its owner must call Handover first"));
   }
   auto state = std::make_shared<SequenceState>(sequence, bound, response.directory_offset(),
                                                response.tokens());
@@ -102,7 +103,7 @@ absl::StatusOr<Sequence> Worker::Adopt(const Model& model, SequenceId sequence) 
   state->position_shift = response.position_shift();
   state->compressed_at = response.decided_tokens();
   state->prompt_waits = response.tokens() > response.decided_tokens();
-  // Something may be decided at any time, by what the worker before has shown.
+  // The daemon may decide at any time by what the previous worker has observed.
   if (state->observer != nullptr && response.tokens() > 0) {
     state->observer->BeginsDecided();
   }
@@ -133,7 +134,7 @@ absl::StatusOr<Step> Worker::BeginStep(std::span<Sequence* const> sequences,
     status = step.status();
     if (step.ok()) {
       status = (*step)->Begin(**session, sequences, options);
-      engine = std::shared_ptr<StepEngine>(*session, *step);  // kept alive by the session
+      engine = std::shared_ptr<StepEngine>(*session, *step);  // the session keeps it alive
     }
   } else {
     auto step = std::make_shared<RemoteStep>(*session);
@@ -149,7 +150,7 @@ absl::Status Worker::AttendRpc(std::uint32_t layer, std::span<const AttendQuery>
   absl::StatusOr<std::shared_ptr<Session>> session = core_->session();
   if (!session.ok()) return session.status();
   if (queries.empty()) {
-    return absl::InvalidArgumentError("the batch has no queries; at least one is needed");
+    return absl::InvalidArgumentError("the batch has no queries; pass at least one");
   }
   for (std::size_t i = 0; i < queries.size(); ++i) {
     if (!IsEmpty(queries[i].sequence)) continue;
@@ -176,11 +177,11 @@ absl::Status Worker::AttendRpc(std::uint32_t layer, std::span<const AttendQuery>
     const std::uint64_t output_bytes = elements * ElementBytes(options.output_type);
     if (query.queries == 0 || query.query.size() != query_bytes ||
         query.output.size() != output_bytes || (!query.lse.empty() && query.lse.size() != heads)) {
-      return absl::InvalidArgumentError(Concat(
-          "query of ", query.sequence->id().ToString(), ": ", query.query.size(),
-          " bytes of query, ", query.output.size(), " of output, ", query.lse.size(),
-          " lse values; [", query.queries, "][", geometry.query_heads, "][", geometry.head_dim,
-          "] needs ", query_bytes, ", ", output_bytes, " and ", heads, " (or no lse)"));
+      return absl::InvalidArgumentError(
+          Concat("query of ", query.sequence->id().ToString(), ": query has ", query.query.size(),
+                 " bytes, output ", query.output.size(), " bytes, lse ", query.lse.size(),
+                 " values; [", query.queries, "][", geometry.query_heads, "][", geometry.head_dim,
+                 "] needs ", query_bytes, ", ", output_bytes, " and ", heads, " (or no lse)"));
     }
     absl::Status cut = CutBeforeReading(**session, SequenceAccess::State(*query.sequence));
     if (!cut.ok()) return cut;

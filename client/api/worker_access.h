@@ -1,5 +1,5 @@
 // For this tree's tests and tools, not installed: workers with injected dependencies, and the
-// daemon's answers as the messages that they are.
+// daemon's answers as protobuf messages.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +13,8 @@
 
 namespace tessera::client {
 
-// Like Worker::Attach, in another environment, and over another transport than gRPC if `connector`
-// is not null.
+// Like Worker::Attach, with another environment, and with another transport than gRPC if
+// `connector` is not null.
 absl::StatusOr<std::unique_ptr<Worker>> AttachWith(AttachOptions options,
                                                    const Environment& environment,
                                                    std::unique_ptr<Connector> connector = nullptr);

@@ -1,4 +1,4 @@
-// What a worker does with published prefixes.
+// Worker calls for published prefixes.
 
 #include <algorithm>
 #include <utility>
@@ -36,7 +36,7 @@ absl::StatusOr<PrefixMatch> Worker::Match(const Model& model, const MatchOptions
 
 absl::StatusOr<Sequence> Worker::Fork(const PrefixMatch& match, std::uint64_t tokens) {
   if (!match.found()) {
-    return BadArgument("Worker::Fork", "nothing was matched: there is no prefix to fork");
+    return BadArgument("Worker::Fork", "the match found no prefix; create a sequence instead");
   }
   if (!match.model.valid()) {
     return BadArgument("Worker::Fork", "match.model is an empty handle; use the match as returned");

@@ -14,14 +14,14 @@ namespace tessera::client {
 
 namespace {
 
-// By the number of the cause.
+// Indexed by the number of the cause.
 constexpr std::array<std::string_view, 13> kNames = {
     "unspecified", "pool_full",       "quota",         "tail_ring_full", "reader_slots",
     "host_memory", "sequence_failed", "sequence_busy", "lease_lost",     "draining",
     "pin_revoked", "policy",          "argument"};
 static_assert(kNames.size() == static_cast<std::size_t>(ErrorCause::kArgument) + 1);
 
-// The value of `key` in "key=value key=value"; empty if it is not there.
+// The value of `key` in "key=value key=value"; empty if the key is missing.
 std::string_view ValueOf(std::string_view text, std::string_view key) {
   while (!text.empty()) {
     const std::string_view word = text.substr(0, text.find(' '));

@@ -1,4 +1,4 @@
-// Statuses with a cause, as GetErrorInfo reads it (tessera/error.h).
+// Attaches causes to statuses; GetErrorInfo (tessera/error.h) reads them.
 #pragma once
 
 #include <chrono>
@@ -12,17 +12,17 @@ namespace tessera::client {
 // The payload of a status: "cause=NAME retry_after_ms=N".
 inline constexpr char kErrorPayload[] = "tessera.error";
 
-// "pool_full"; "unspecified" for values that are no cause.
+// For example "pool_full"; "unspecified" for unknown values.
 std::string_view CauseName(ErrorCause cause);
 
-// The status with this cause, unless it is OK or has one already.
+// Adds the cause, unless the status is OK or already has one.
 absl::Status WithCause(absl::Status status, ErrorCause cause,
                        std::chrono::milliseconds retry_after = {});
 
-// Another message for the same error: the code and the cause are kept.
+// Replaces the message; the code and the cause are kept.
 absl::Status WithMessage(const absl::Status& status, std::string_view message);
 
-// INVALID_ARGUMENT: "CALL: WHAT", with the cause kArgument.
+// INVALID_ARGUMENT with the message "CALL: WHAT" and the cause kArgument.
 absl::Status BadArgument(std::string_view call, std::string_view what);
 
 }  // namespace tessera::client

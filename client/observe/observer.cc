@@ -33,11 +33,11 @@ double SquaredNorm(const std::byte* row, std::uint32_t size, kernels::ElementTyp
     }
     sum += static_cast<double>(value) * value;
   }
-  // The daemon refuses such a row, and says which one it is: it must not get lost here.
+  // Infinity keeps the row, so that the daemon refuses it and names it.
   return std::isnan(sum) ? std::numeric_limits<double>::infinity() : sum;
 }
 
-// Of the newest queries so many more are kept than are asked for, at most, beside those of drafts.
+// At most this many more of the newest queries are kept than needed, in addition to drafts.
 constexpr std::uint64_t kMostTakenBack = 64;
 
 }  // namespace
@@ -67,28 +67,28 @@ absl::Status Observer::See(const ObservedRows& rows, const kernels::Operations& 
   }
   const std::uint64_t key_bytes = tokens * geometry.kv_heads * RowBytes(geometry);
   if (needs_.attention_sums() && rows.key.size() != key_bytes) {
-    return absl::InvalidArgumentError(
-        Concat("key has ", rows.key.size(), " bytes; ", tokens, " tokens of ", geometry.kv_heads,
-               " kv heads have ", key_bytes, ", and the policy asks for sums of attention"));
+    return absl::InvalidArgumentError(Concat("key has ", rows.key.size(), " bytes; ", tokens,
+                                             " tokens of ", geometry.kv_heads, " kv heads have ",
+                                             key_bytes, ", and the policy needs attention sums"));
   }
   if (!Decides(rows.layer)) return absl::OkStatus();
   Layer& layer = LayerOf(rows.layer);
   layer.wants_all = layer.wants_all || (needs_.decode_queries() && decided_.contains(rows.layer));
   const bool gap = rows.first_token > layer.next && !layer.empty() && !layer.rests;
-  // Newest queries alone: those before the gap are no more among them.
+  // The policy needs only the newest queries, and those before the gap are not among them.
   if (gap && needs_.norm_share() == 0 && !needs_.decode_queries()) {
     layer.last.clear();
   } else if (gap) {
     return absl::OutOfRangeError(Concat("first_token is ", rows.first_token, "; layer ", rows.layer,
-                                        " was seen up to token ", layer.next));
+                                        " was observed up to token ", layer.next));
   }
   if (rows.first_token < layer.next) ForgetFrom(rows.first_token, rows.layer);
   SeeLast(rows, tokens, /*drafts=*/0, layer);
-  // With a prompt that another worker has shown before it the share is of both.
+  // If another worker has observed an earlier prompt, the share refers to both.
   const std::uint64_t end = rows.first_token + std::max(rows.prompt_tokens, tokens);
   SeeNorms(rows, tokens, rows.prompt_tokens == 0 ? ~std::uint64_t{0} : NormsOf(ExpectedTokens(end)),
            /*prompt=*/true, layer);
-  // What is paid to keys that came before this observer is told from the queries, all of them.
+  // The daemon computes the sums of keys before this observer from all queries.
   const bool from_first = !decided_.contains(rows.layer);
   if (needs_.attention_sums() && from_first) SeeSums(rows, tokens, operations, layer);
   layer.next = rows.first_token + tokens;
@@ -102,7 +102,7 @@ Observer::Layer& Observer::LayerOf(std::uint32_t index) {
   return at->second;
 }
 
-// What was paid by queries from there on cannot be taken back from sums: those begin anew.
+// Sums cannot be reduced by what later queries added, so they start again.
 void Observer::ForgetFrom(std::uint64_t token, std::uint32_t index) {
   const kernels::LayerGeometry& geometry = model_->geometry(index);
   Layer& layer = layers_[index];
@@ -168,7 +168,7 @@ void Observer::KeepLast(std::uint64_t count, std::uint64_t token_bytes, Layer& l
 
 void Observer::SeeNorms(const ObservedRows& rows, std::uint64_t tokens, std::uint64_t most,
                         bool prompt, Layer& layer) {
-  // Those before it are seen again, and decided about.
+  // Earlier tokens are observed again but already decided.
   const std::uint64_t begin = std::max(rows.first_token, layer.from);
   const std::uint64_t end = rows.first_token + tokens;
   if (needs_.norm_share() == 0 || begin >= end) return;
@@ -234,8 +234,8 @@ Observer::Strength Observer::LetGo::Strongest() const {
   return strongest;
 }
 
-// Of a block that loses its strongest nobody knows the next one: it may be as strong, and the first
-// of those that are left.
+// The second strongest row of a block is unknown. If a block loses its strongest row, the next one
+// is assumed to be as strong and to be the first remaining one.
 void Observer::LetGo::ForgetFrom(std::uint64_t position) {
   newest_.erase(newest_.lower_bound(position), newest_.end());
   blocks_.erase(blocks_.lower_bound((position + kBlock - 1) / kBlock), blocks_.end());
@@ -286,7 +286,7 @@ void Observer::Strongest::Append(const Strongest& next, std::uint64_t most) {
 
 Observer::Strongest& Observer::Layer::NormsOf(std::uint64_t begin, std::uint64_t end, bool prompt,
                                               std::uint64_t most) {
-  // Those of each prompt by themselves: whichever is the first that waits when somebody decides.
+  // Each prompt has its own range, because any of them may be the first undecided one later.
   const bool follows = !norms.empty() && norms.back().end == begin;
   const bool behind_decoded = follows && norms.back().prompt_end < norms.back().end;
   if (!follows || (prompt && behind_decoded)) {
@@ -299,8 +299,8 @@ Observer::Strongest& Observer::Layer::NormsOf(std::uint64_t begin, std::uint64_t
   return to;
 }
 
-// The second is likely the first that counts; the first, what was decoded before it, rarely does.
-// It is given up where the others cannot be joined, since nobody has seen the tokens between them.
+// Range 1 is likely the first that counts. Range 0, decoded before it, rarely counts, so it is
+// dropped if the others cannot be joined because tokens between them were not observed.
 void Observer::Layer::JoinNorms(std::uint64_t most) {
   if (norms[1].end == norms[2].first) {
     norms[1].Append(norms[2], most);
@@ -325,7 +325,7 @@ void Observer::SeeSums(const ObservedRows& rows, std::uint64_t tokens,
                        const kernels::Operations& operations, Layer& layer) {
   const kernels::LayerGeometry& geometry = model_->geometry(rows.layer);
   const std::uint64_t row_bytes = RowBytes(geometry);
-  // Tokens that were decoded in between brought no keys: sums begin anew behind them.
+  // Tokens decoded in between have no keys here, so the sums start again after them.
   if (!layer.keys.empty() &&
       layer.sums_first + layer.keys.front().size() / row_bytes != rows.first_token) {
     layer.keys.clear();
@@ -391,7 +391,7 @@ absl::Status Observer::CheckDecoded(std::uint32_t index, std::uint64_t first_tok
       Concat("layer ", index, ": the query of head ", row % geometry.query_heads, " of token ",
              first_token + row / geometry.query_heads,
              " is not finite, or its magnitude is 2^63 or more, and the policy learns from every "
-             "query; the step did not count: try it again with another one"));
+             "query; nothing was observed: repeat the call with a valid query"));
 }
 
 void Observer::SeeDecoded(std::uint32_t index, std::uint64_t first_token,
@@ -401,7 +401,7 @@ void Observer::SeeDecoded(std::uint32_t index, std::uint64_t first_token,
   const std::uint64_t token_bytes = geometry.query_heads * RowBytes(geometry);
   Layer& layer = LayerOf(index);
   layer.wants_all = needs_.decode_queries();
-  // What has a gap before it says nothing of the tokens before the gap.
+  // After a gap the newest queries say nothing about the tokens before it.
   if (first_token < layer.next) ForgetFrom(first_token, index);
   if (first_token > layer.next) layer.last.clear();
   const std::uint64_t tokens = query.size() / token_bytes, end = first_token + tokens;
@@ -416,7 +416,8 @@ absl::Status Observer::SeeTokens(std::uint64_t first_token, std::span<const std:
   if (!needs_.token_ids()) return absl::OkStatus();
   if (!ids_.empty() && first_token > first_id_ + ids_.size()) {
     return absl::OutOfRangeError(Concat("first_token is ", first_token,
-                                        "; ids were shown up to token ", first_id_ + ids_.size()));
+                                        "; ids were observed up to token ",
+                                        first_id_ + ids_.size()));
   }
   if (ids_.empty() || first_token < first_id_) {
     first_id_ = first_token;
@@ -436,7 +437,7 @@ void Observer::Decided(std::uint32_t index, std::uint64_t until) {
     layers_.erase(known);
     return;
   }
-  // Of a longer sequence more of them are among the strongest. The daemon has the rest.
+  // A longer sequence needs more of them. The daemon has the rest.
   Layer left = {
       .next = layer.next, .from = layer.from, .rests = true, .norms = std::move(layer.norms)};
   left.ForgetNormsBefore(until);

@@ -1,6 +1,6 @@
-// What a worker sees while it computes a prompt, boiled down to what the sequence's token policy
-// asks for: the newest queries, those of the largest norm, what is paid to each key. Kept in this
-// process until the sequence is compressed.
+// Reduces a worker's queries and keys to the observations that the sequence's policy needs: the
+// newest queries, the queries of largest norm, the attention that each key receives. They are kept
+// in this process until the sequence is compressed.
 #pragma once
 
 #include <cstddef>
@@ -23,54 +23,58 @@
 
 namespace tessera::client {
 
+// Owned by SequenceState; used by one thread at a time.
 class Observer {
  public:
   Observer(v1::PolicyNeeds needs, std::shared_ptr<const BoundModel> model);
 
   const v1::PolicyNeeds& needs() const { return needs_; }
-  // Whether that is what this one gathers, no more and no less.
+  // Whether this observer collects exactly these observations.
   bool Sees(const v1::PolicyNeeds& needs) const;
-  // Layer by layer, in the order of tokens; nothing is kept of layers that are not asked for. Rows
-  // that were seen before may come again, and those from there on are forgotten. Weak ones that
-  // were let go before do not come back: fewer are known then to be the strongest.
+  // Observes rows of a prompt: layer by layer, in the order of tokens. Layers that the policy does
+  // not need are ignored. Rows may be observed again; this discards the later ones. Rows with a
+  // small norm that were dropped before do not return, so fewer rows are then known to be the
+  // strongest.
   absl::Status See(const ObservedRows& rows, const kernels::Operations& operations);
-  // Whether the queries of tokens that are decoded are asked for, or may be among the newest ones,
-  // or the strongest, when the next prompt ends.
+  // Whether queries of decoded tokens are needed: by the policy while decoding, or because they may
+  // be among the newest or strongest queries when the next prompt ends.
   bool WantsDecoded() const {
     return needs_.decode_queries() || needs_.last_queries() > 0 || needs_.last_share() > 0 ||
            needs_.norm_share() > 0;
   }
-  // INVALID_ARGUMENT names the token and the head of a query that the daemon would refuse, where
-  // the policy learns from every one: it must not be seen, for nobody could go on behind it.
+  // INVALID_ARGUMENT names the token and the head of a query that the daemon would refuse, if the
+  // policy learns from every query. Such a query must not be observed: the daemon would refuse all
+  // later observations.
   absl::Status CheckDecoded(std::uint32_t layer, std::uint64_t first_token,
                             std::span<const std::byte> query) const;
-  // Those queries; the same step may be tried again. By norm as many are kept as would be asked for
-  // at twice the length, or 4,096 tokens on: none is missing while decoding goes no further, takes
-  // nothing back, and nothing of it is packed for good.
+  // Observes queries of decoded tokens; a step may be repeated. By norm it keeps as many queries as
+  // the policy would need at twice the length, or after 4,096 more tokens. So none is missing until
+  // then, unless decoded tokens are taken back or have been packed.
   void SeeDecoded(std::uint32_t layer, std::uint64_t first_token, std::span<const std::byte> query);
-  // In the order of tokens, too.
+  // Observes token ids, in the order of tokens.
   absl::Status SeeTokens(std::uint64_t first_token, std::span<const std::uint32_t> ids);
-  // The layer holds so many tokens, and no more: others were not accepted.
+  // Discards rows of the layer from token `tokens` on: they were not accepted.
   void CutLayerTo(std::uint64_t tokens, std::uint32_t layer);
-  // So does every one.
+  // The same for every layer.
   void CutRowsTo(std::uint64_t tokens);
-  // The sequence was cut off there.
+  // The sequence was truncated to `tokens` tokens: discards rows and ids of later ones.
   void CutTo(std::uint64_t tokens);
 
-  // Sends what was seen of the layers [first, end) to the daemon, and returns where it ended:
-  // before `end` if the daemon has room for no more, RESOURCE_EXHAUSTED if not even for the first.
-  // Of the strongest queries those alone that are known to be: some may have been let go.
-  // It is kept here until the daemon has decided by it: a fork that is made before shows it again.
-  // Ids are shown of the first `tokens` alone, whose rows are there.
-  // `to_another`: who goes on without this observer, and wants those that are asked for later, too.
+  // Sends the observations of the layers [first, end) to the daemon and returns the first layer
+  // that was not sent: below `end` if the daemon has no room for more, RESOURCE_EXHAUSTED if not
+  // even for the first. Of the strongest queries only those known to be the strongest are sent,
+  // since others may have been dropped. Observations are kept here until the daemon has decided by
+  // them, because an earlier fork sends them again. Ids are sent only of the first `tokens` tokens,
+  // whose rows the daemon holds. `to_another`: a worker without this observer continues, so queries
+  // that will be needed later are sent, too.
   absl::StatusOr<std::uint32_t> Show(Session& session, SequenceId sequence, std::uint32_t first,
                                      std::uint32_t end, std::uint64_t tokens,
                                      bool to_another = false);
-  // The layer has been compressed, and held some tokens. Those before `until` have been decided
-  // about; others were left alone, and their strongest queries are shown again.
+  // The daemon has compressed the layer and decided about the tokens before `until`. Later tokens
+  // are undecided, and their strongest queries will be sent again.
   void Decided(std::uint32_t layer, std::uint64_t until);
-  // The sequence begins with tokens that were, or may be, decided about elsewhere: with a published
-  // prefix, or with what another worker has shown.
+  // The first tokens of the sequence were or may be decided by observations of another worker: they
+  // come from a published prefix or a handover.
   void BeginsDecided();
 
  private:
@@ -78,11 +82,10 @@ class Observer {
     double norm;
     std::vector<std::byte> row;
   };
-  // (norm, ~position): the larger one is the stronger; of equal norms the first.
+  // (norm, ~position): the larger pair is stronger; of equal norms the earlier position.
   using Strength = std::pair<double, std::uint64_t>;
-  // Of rows that were let go since stronger ones were enough: one by one of the newest tokens,
-  // which may be taken back; of others the strongest of each block, for as long as a part of that
-  // counts.
+  // The norms of rows that were dropped because enough stronger rows exist: one per row for the
+  // newest tokens, which may be taken back, and the strongest per block for older ones.
   class LetGo {
    public:
     void Add(std::uint64_t position, double norm);
@@ -99,90 +102,90 @@ class Observer {
     std::map<std::uint64_t, double> newest_;    // by position
     std::map<std::uint64_t, Strength> blocks_;  // by position / kBlock
   };
-  // Of one query head, by position.
+  // The strongest rows of one query head, by position.
   struct HeadRows {
     std::map<std::uint64_t, ByNorm> rows;
-    std::set<Strength> order;  // of each row
-    // None may be stronger than a row that is shown.
+    std::set<Strength> order;  // the strength of each row
+    // No dropped row may be stronger than a row that is sent.
     LetGo let_go;
-    // Keeps the `most` strongest of what it has and this one.
+    // Adds the row, and keeps the `most` strongest.
     void Add(std::uint64_t position, double norm, std::span<const std::byte> row,
              std::uint64_t most);
     void Erase(std::map<std::uint64_t, ByNorm>::iterator row);
     void ForgetFrom(std::uint64_t position);
     void ForgetBefore(std::uint64_t position);
-    // So many rows are the strongest of all that came.
+    // The number of rows that are certainly the strongest of all observed.
     std::uint64_t known() const;
   };
-  // The strongest rows of tokens that follow one another: of a prompt and what is decoded behind
-  // it, or of what was decoded before the first one. Of many turns some are joined.
+  // The strongest rows of a range of tokens: of a prompt and the tokens decoded after it, or of
+  // tokens decoded before the first prompt. If there are too many ranges, some are joined.
   struct Strongest {
     std::uint64_t first = 0;
-    std::uint64_t prompt_end = 0;  // what comes from there on was decoded
+    std::uint64_t prompt_end = 0;  // tokens from here on were decoded
     std::uint64_t end = 0;
     std::vector<HeadRows> heads;
     void ForgetFrom(std::uint64_t token);
     void ForgetBefore(std::uint64_t token);
-    // What follows it; of both as many rows are kept.
+    // Appends the range that follows this one, and keeps the `most` strongest rows of both.
     void Append(const Strongest& next, std::uint64_t most);
   };
   struct Layer {
-    std::uint64_t next = 0;  // the token after the last one seen
-    std::uint64_t from = 0;  // those before it have been decided about, or stay as they came
-    // The daemon has been shown all of it: what comes next may come from anywhere.
+    std::uint64_t next = 0;  // the token after the last one observed
+    std::uint64_t from = 0;  // tokens before it are decided, or remain as appended
+    // Everything has been sent to the daemon, so the next rows may start at any token.
     bool rests = false;
     std::uint64_t last_first = 0;  // position of the first row of `last`
-    // [rows][query_heads][head_dim]; up to twice as many as are shown, so that not every token
-    // moves the others, and some more, so that drafts may be taken back.
+    // [rows][query_heads][head_dim]. Up to twice as many rows as are sent, so that not every token
+    // shifts the others, plus some for drafts that may be rejected.
     std::vector<std::byte> last;
-    // The policy goes on from what it has decided, or from an empty sequence: no query may be
-    // missing, whether its token was decoded or came with a prompt.
+    // The policy continues from its last decision, or from an empty sequence: it needs every query
+    // of prompts and of decoded tokens.
     bool wants_all = false;
     static constexpr std::size_t kMostNorms = 4;
-    // In the order of their tokens. Which of them count the daemon knows: those of the first prompt
-    // that waits, and what is behind it.
+    // In the order of their tokens. The daemon knows which of them count: those of the first
+    // undecided prompt and of the tokens after it.
     std::vector<Strongest> norms;
     std::uint64_t sums_first = 0;              // position of the first key
     std::vector<std::vector<std::byte>> keys;  // by kv head, one row after another
     std::vector<std::vector<double>> sums;     // by kv head
     bool empty() const { return last.empty() && norms.empty() && sums.empty(); }
-    // Where the rows of these tokens go, and as many are kept.
+    // The range that the rows of these tokens belong to.
     Strongest& NormsOf(std::uint64_t begin, std::uint64_t end, bool prompt, std::uint64_t most);
     void JoinNorms(std::uint64_t most);
     void ForgetNormsFrom(std::uint64_t token);
-    // Of these tokens none counts any more.
+    // The queries of earlier tokens no longer count.
     void ForgetNormsBefore(std::uint64_t token);
   };
 
   void ForgetFrom(std::uint64_t token, std::uint32_t layer);
-  // How many of the newest queries are kept of a layer that has so many tokens.
+  // How many of the newest queries are kept of a layer that holds `tokens` tokens.
   std::uint64_t MostLast(const Layer& layer, std::uint64_t tokens) const;
-  // `drafts`: so many of the tokens may be taken back.
+  // `drafts`: how many of the tokens may be rejected later.
   void SeeLast(const ObservedRows& rows, std::uint64_t tokens, std::uint64_t drafts, Layer& layer);
   static void KeepLast(std::uint64_t count, std::uint64_t token_bytes, Layer& layer);
-  // Keeps the strongest of each head, so many.
+  // Keeps the `most` strongest rows of each head.
   void SeeNorms(const ObservedRows& rows, std::uint64_t tokens, std::uint64_t most, bool prompt,
                 Layer& layer);
   void SeeSums(const ObservedRows& rows, std::uint64_t tokens,
                const kernels::Operations& operations, Layer& layer);
   absl::Status ShowTokens(Session& session, SequenceId sequence, std::uint64_t tokens);
-  // The daemon's answer to all of it: norms_from is 0 where none were shown.
+  // Sends a layer and returns the daemon's answer; norms_from is 0 if no norms were sent.
   absl::StatusOr<v1::ObserveResponse> ShowLayer(Session& session, SequenceId sequence,
                                                 std::uint32_t index, const Layer& layer,
                                                 bool to_another) const;
-  // `shown`: rows of `last` that went with it.
+  // Sends the first piece. `sent` receives how many rows of `last` it contains.
   absl::Status ShowFirst(Session& session, SequenceId sequence, std::uint32_t index,
-                         const Layer& layer, bool to_another, std::uint64_t& shown,
+                         const Layer& layer, bool to_another, std::uint64_t& sent,
                          v1::ObserveResponse& response) const;
-  // The queries of `last` from this row on, as many as a message should have. Returns how many.
+  // Adds queries of `last` from `first_row` on, up to the size of a piece. Returns how many.
   std::uint64_t FillLast(const kernels::LayerGeometry& geometry, const Layer& layer,
                          std::uint64_t first_row, v1::ObserveRequest& request,
                          TensorCarrier& tensors) const;
-  // The rows of the layer's norms with this number, whose positions and shape it fills in.
+  // Returns the rows of norms[number], and sets their positions and shape in the request.
   std::vector<std::byte> FillNorms(std::uint32_t index, const Layer& layer, std::size_t number,
                                    bool to_another, v1::ObserveRequest& request) const;
 
-  // How many queries by norm are asked for of so many tokens.
+  // How many queries by norm the policy needs of `tokens` tokens.
   std::uint64_t NormsOf(std::uint64_t tokens) const;
   static std::uint64_t RowBytes(const kernels::LayerGeometry& geometry) {
     return geometry.head_dim * kernels::ElementBytes(geometry.type);
@@ -190,15 +193,15 @@ class Observer {
 
   const v1::PolicyNeeds needs_;
   const std::shared_ptr<const BoundModel> model_;
-  // Others take over what is decided for one before them.
+  // Whether the layer is decided by its own observations; other layers reuse a decision.
   bool Decides(std::uint32_t layer) const {
     return needs_.layers_alike() <= 1 || layer % needs_.layers_alike() == 0;
   }
   Layer& LayerOf(std::uint32_t index);
   std::map<std::uint32_t, Layer> layers_;
-  // Layers of which something has been decided: by Compress, or as the daemon says.
+  // Layers with a decision: made by Compress, or reported by the daemon.
   std::set<std::uint32_t> decided_;
-  // Not shown yet. Those that were go on with the sequence in the daemon, and with its forks.
+  // Ids that have not been sent. The daemon keeps those sent, for the sequence and its forks.
   std::uint64_t first_id_ = 0;
   std::vector<std::uint32_t> ids_;
 };

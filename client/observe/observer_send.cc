@@ -1,4 +1,4 @@
-// What was seen goes to the daemon: layer by layer, in messages that are not too large.
+// Sends observations to the daemon, layer by layer, in messages of limited size.
 
 #include <algorithm>
 #include <initializer_list>
@@ -18,13 +18,13 @@ void SetShape(v1::DType type, std::initializer_list<std::uint64_t> shape, v1::Te
   for (const std::uint64_t dimension : shape) tensor.add_shape(dimension);
 }
 
-// Of queries that are shown in pieces.
+// Size of one piece of queries.
 constexpr std::uint64_t kPieceBytes = 1 << 20;
 
 absl::Status Send(Session& session, std::uint32_t layer, v1::ObserveRequest& request,
                   TensorCarrier& tensors, v1::ObserveResponse& response) {
   absl::Status status =
-      tensors.Carry(Concat("what layer ", layer, " is to show"), request.ByteSizeLong());
+      tensors.Carry(Concat("layer ", layer, "'s observation"), request.ByteSizeLong());
   if (!status.ok()) return status;
   return session.Call(request, response);
 }
@@ -45,8 +45,8 @@ std::vector<std::byte> Observer::FillNorms(std::uint32_t index, const Layer& lay
   const kernels::LayerGeometry& geometry = model_->geometry(index);
   std::vector<std::byte> bytes;
   const std::uint64_t wanted = NormsOf(layer.next - layer.from);
-  // Those that are the strongest without doubt. Whether they are enough the daemon knows: it may
-  // ask for none.
+  // The rows that are certainly the strongest. The daemon decides whether they are enough: it may
+  // need none.
   std::uint64_t known = ~std::uint64_t{0};
   bool all = true;
   for (const HeadRows& head : norms.heads) {
@@ -73,7 +73,7 @@ std::vector<std::byte> Observer::FillNorms(std::uint32_t index, const Layer& lay
              *request.mutable_norm_queries());
     request.set_all_norms(all);
   }
-  // Also where none is known: that is no reason to decide as if there were none.
+  // Also if no row is known: the daemon must not decide as if there were none.
   request.set_first_norm_token(norms.first);
   request.set_norm_token_end(norms.end);
   return bytes;
@@ -83,28 +83,28 @@ absl::StatusOr<std::uint32_t> Observer::Show(Session& session, SequenceId sequen
                                              std::uint32_t first, std::uint32_t end,
                                              std::uint64_t tokens, bool to_another) {
   if (absl::Status status = ShowTokens(session, sequence, tokens); !status.ok()) return status;
-  const auto behind = layers_.lower_bound(end);
-  for (auto it = layers_.lower_bound(first); it != behind; ++it) {
+  const auto layers_end = layers_.lower_bound(end);
+  for (auto it = layers_.lower_bound(first); it != layers_end; ++it) {
     const kernels::LayerGeometry& geometry = model_->geometry(it->first);
     KeepLast(MostLast(it->second, it->second.next), geometry.query_heads * RowBytes(geometry),
              it->second);
-    absl::StatusOr<v1::ObserveResponse> told =
+    absl::StatusOr<v1::ObserveResponse> answer =
         ShowLayer(session, sequence, it->first, it->second, to_another);
-    const std::uint64_t from = told.ok() ? told->norms_from() : 0;
+    const std::uint64_t from = answer.ok() ? answer->norms_from() : 0;
     const auto begins_within = [from](const Strongest& norms) {
       return norms.first < from && from < norms.end;
     };
     if (std::ranges::any_of(it->second.norms, begins_within)) {
-      // Some of these tokens were settled meanwhile: others are the strongest of the rest.
+      // Some of these tokens have been decided in the meantime: send the strongest of the rest.
       it->second.ForgetNormsBefore(from);
-      told = ShowLayer(session, sequence, it->first, it->second, to_another);
+      answer = ShowLayer(session, sequence, it->first, it->second, to_another);
     }
-    const absl::Status& status = told.status();
+    const absl::Status& status = answer.status();
     if (absl::IsResourceExhausted(status) && it->first > first) return it->first;
     if (!status.ok()) return status;
-    // By a Compress that failed in another layer, or an operator's: what is observed again counts
-    // as what comes behind it.
-    if (told->decided_tokens() > 0) decided_.insert(it->first);
+    // A Compress that failed in another layer, or one by an operator, has decided: rows observed
+    // again count as later ones.
+    if (answer->decided_tokens() > 0) decided_.insert(it->first);
   }
   return end;
 }
@@ -130,15 +130,15 @@ absl::StatusOr<v1::ObserveResponse> Observer::ShowLayer(Session& session, Sequen
                                                         bool to_another) const {
   const kernels::LayerGeometry& geometry = model_->geometry(index);
   const std::uint64_t rows = layer.last.size() / (geometry.query_heads * RowBytes(geometry));
-  std::uint64_t shown = 0;
+  std::uint64_t sent = 0;
   v1::ObserveResponse response;
-  absl::Status status = ShowFirst(session, sequence, index, layer, to_another, shown, response);
-  while (status.ok() && shown < rows) {
+  absl::Status status = ShowFirst(session, sequence, index, layer, to_another, sent, response);
+  while (status.ok() && sent < rows) {
     v1::ObserveRequest more;
     more.set_sequence_id(sequence.value());
     more.set_layer(index);
     TensorCarrier tensors(session);
-    shown += FillLast(geometry, layer, shown, more, tensors);
+    sent += FillLast(geometry, layer, sent, more, tensors);
     v1::ObserveResponse nothing;
     status = Send(session, index, more, tensors, nothing);
   }
@@ -155,17 +155,17 @@ absl::StatusOr<v1::ObserveResponse> Observer::ShowLayer(Session& session, Sequen
   return response;
 }
 
-// All but what is too much for one piece. What carries it is gone when this returns: the next piece
-// may need its place.
+// Sends everything except queries that exceed one piece. Releases its place in the staging arena on
+// return, because the next piece may need it.
 absl::Status Observer::ShowFirst(Session& session, SequenceId sequence, std::uint32_t index,
-                                 const Layer& layer, bool to_another, std::uint64_t& shown,
+                                 const Layer& layer, bool to_another, std::uint64_t& sent,
                                  v1::ObserveResponse& response) const {
   const kernels::LayerGeometry& geometry = model_->geometry(index);
   v1::ObserveRequest request;
   request.set_sequence_id(sequence.value());
   request.set_layer(index);
   TensorCarrier tensors(session);
-  shown = FillLast(geometry, layer, 0, request, tensors);
+  sent = FillLast(geometry, layer, 0, request, tensors);
   const std::vector<std::byte> norms = FillNorms(index, layer, /*number=*/0, to_another, request);
   if (!norms.empty()) tensors.Add(*request.mutable_norm_queries(), norms);
   std::vector<float> sums;
@@ -178,7 +178,7 @@ absl::Status Observer::ShowFirst(Session& session, SequenceId sequence, std::uin
     tensors.Add(*request.mutable_attention_sums(), std::as_bytes(std::span(sums)));
     request.set_first_sum_position(layer.sums_first);
   }
-  if (shown == 0 && sums.empty() && !request.has_first_norm_token()) return absl::OkStatus();
+  if (sent == 0 && sums.empty() && !request.has_first_norm_token()) return absl::OkStatus();
   return Send(session, index, request, tensors, response);
 }
 
@@ -188,7 +188,7 @@ std::uint64_t Observer::FillLast(const kernels::LayerGeometry& geometry, const L
   const std::uint64_t token_bytes = geometry.query_heads * RowBytes(geometry);
   const std::uint64_t rows = layer.last.size() / token_bytes - first_row;
   if (rows == 0) return 0;
-  // What a window asks for goes in one piece, whatever it is: nothing else would be shorter.
+  // The window that the policy needs always travels in one piece, regardless of its size.
   const std::uint64_t piece =
       std::max({std::uint64_t{1}, kPieceBytes / token_bytes, std::uint64_t{needs_.last_queries()}});
   const std::uint64_t count = layer.wants_all ? std::min(rows, piece) : rows;

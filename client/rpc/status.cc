@@ -19,8 +19,8 @@ absl::Status FromGrpc(const grpc::Status& status) {
   for (const google::protobuf::Any& any : details.details()) {
     v1::ErrorInfo error;
     if (!any.UnpackTo(&error)) continue;
-    const std::optional<ErrorInfo> info = ParseErrorInfo(
-        Concat("cause=", error.cause(), " retry_after_ms=", error.retry_after_ms()));
+    const std::optional<ErrorInfo> info =
+        ParseErrorInfo(Concat("cause=", error.cause(), " retry_after_ms=", error.retry_after_ms()));
     if (info.has_value()) return WithCause(std::move(converted), *info);
   }
   return converted;

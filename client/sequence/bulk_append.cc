@@ -14,16 +14,16 @@ namespace tessera::client {
 
 namespace {
 
-// Of a message, beside the bytes of its tensors.
+// Bytes of a message besides those of its tensors.
 constexpr std::uint64_t kMessageOverhead = 4096;
 
-// The outcome of a call that failed like this is not known.
+// Whether the outcome of a call that failed like this is unknown.
 bool IsUncertain(const absl::Status& status) {
   return absl::IsDeadlineExceeded(status) || absl::IsUnavailable(status) ||
          absl::IsCancelled(status) || absl::IsUnknown(status);
 }
 
-// One bulk append while it runs.
+// One running bulk append.
 class Bulk {
  public:
   Bulk(Session& session, SequenceState& sequence, const AppendTensors& tensors,
@@ -53,7 +53,7 @@ class Bulk {
   struct Piece {
     std::uint32_t layer;  // from tensors_.first_layer
     std::uint32_t layers;
-    std::uint64_t token;  // from the first of the tensors
+    std::uint64_t token;  // relative to the first token of the tensors
     std::uint64_t tokens;
   };
 
@@ -64,7 +64,7 @@ class Bulk {
       absl::StatusOr<StagingRing*> staging = door->staging();
       if (staging.ok()) {
         staging_ = *staging;
-        // Half of it: one piece is copied in while the daemon reads another.
+        // Half of the arena: one piece is copied in while the daemon reads another.
         most = staging_->bytes() / 2;
       } else if (!absl::IsNotFound(staging.status()) &&
                  !absl::IsResourceExhausted(staging.status())) {
@@ -75,7 +75,7 @@ class Bulk {
     if (shape.tokens != 0) return shape;
     return absl::ResourceExhaustedError(Concat(
         "K and V of one token of one layer have ", 2 * token_bytes_, " bytes; ",
-        staging_ != nullptr ? "half of the staging arena is " : "the largest message is ", most));
+        staging_ != nullptr ? "half of the staging arena has " : "the largest message has ", most));
   }
 
   absl::Status Send(const Piece& piece) {
@@ -96,7 +96,7 @@ class Bulk {
       tensor->add_shape(geometry.head_dim);
     }
     const std::uint64_t bytes = piece.layers * piece.tokens * token_bytes_;
-    StagingRing::Place place;  // given back when the call has returned
+    StagingRing::Place place;  // returned when the call has finished
     if (staging_ != nullptr) {
       absl::StatusOr<StagingRing::Place> taken = staging_->Take(2 * bytes);
       if (!taken.ok()) return Lost(taken.status());
@@ -118,16 +118,16 @@ class Bulk {
     return session_.Call(request, response);
   }
 
-  // The staging arena closes with the lease, which knows why.
+  // The staging arena closes with the lease, whose status has the reason.
   absl::Status Lost(const absl::Status& status) const {
     const absl::Status reason = session_.status();
     return reason.ok() ? status : reason;
   }
 
-  // Of its layers.
+  // Whether it is the last piece of its layers.
   bool IsLast(const Piece& piece) const { return piece.token + piece.tokens == tensors_.tokens; }
 
-  // Gathers [layers][tokens] of the piece out of the caller's [layers][all tokens].
+  // Gathers the piece's [layers][tokens] from the caller's [layers][all tokens].
   void Copy(const Piece& piece, std::span<const std::byte> from, std::byte* to) const {
     const std::uint64_t run = piece.tokens * token_bytes_;
     for (std::uint32_t i = 0; i < piece.layers; ++i) {
@@ -136,7 +136,7 @@ class Bulk {
     }
   }
 
-  // Likewise, as copies to K at `offset` of the staging arena and V `bytes` after it.
+  // Lists the same copies: K to `offset` of the staging arena, and V `bytes` after it.
   std::span<const MappedMemory::StagingCopy> List(const Piece& piece, std::uint64_t offset,
                                                   std::uint64_t bytes) {
     const std::uint64_t run = piece.tokens * token_bytes_;
@@ -183,8 +183,8 @@ absl::StatusOr<std::uint32_t> CheckLayers(const BoundModel& model, const AppendT
     const kernels::LayerGeometry& other = model.geometry(i);
     if (other.kv_heads != first.kv_heads || other.head_dim != first.head_dim) {
       return absl::InvalidArgumentError(Concat("layers ", tensors.first_layer, " and ", i,
-                                               " differ in kv heads or head_dim; append them "
-                                               "apart"));
+                                               " differ in kv_heads or head_dim; append them "
+                                               "separately"));
     }
   }
   return layers;
@@ -195,15 +195,15 @@ absl::Status CheckBytes(std::string_view what, std::size_t given, const BoundMod
   const kernels::LayerGeometry& geometry = model.geometry(tensors.first_layer);
   std::uint64_t wanted = layers * model.token_bytes(tensors.first_layer);
   if (__builtin_mul_overflow(wanted, tensors.tokens, &wanted) || given != wanted) {
-    return absl::InvalidArgumentError(Concat(what, " has ", given, " bytes; [", layers, " layers][",
-                                             tensors.tokens, " tokens][", geometry.kv_heads,
-                                             " kv heads][", geometry.head_dim, "] of ",
-                                             kernels::ElementName(model.type()), " has ", wanted));
+    return absl::InvalidArgumentError(
+        Concat(what, " has ", given, " bytes; expected are [", layers, " layers][", tensors.tokens,
+               " tokens][", geometry.kv_heads, " kv heads][", geometry.head_dim, "] of ",
+               kernels::ElementName(model.type()), ": ", wanted));
   }
   return absl::OkStatus();
 }
 
-// Takes back the pieces that were appended before one failed.
+// Removes the pieces that were appended before one failed.
 absl::Status TakeBack(Session& session, SequenceState& sequence, std::uint64_t tokens,
                       const absl::Status& failed) {
   const absl::Status truncated = CutTo(session, sequence.id, tokens);
@@ -213,7 +213,7 @@ absl::Status TakeBack(Session& session, SequenceState& sequence, std::uint64_t t
   }
   sequence.uncertain = true;
   return WithMessage(failed, Concat(AsStringView(failed.message()),
-                                    "; and what was appended before could not be taken back: ",
+                                    "; the pieces appended before could not be removed: ",
                                     AsStringView(truncated.message())));
 }
 
@@ -256,7 +256,7 @@ absl::Status LearnPositionShift(Session& session, SequenceState& sequence,
   sequence.position_shift = response.position_shift();
   return absl::FailedPreconditionError(
       Concat(AsStringView(refused.message()),
-             ": another one has had it compressed; its next_position() is known again"));
+             ": another caller has compressed the sequence; read next_position() again"));
 }
 
 absl::Status CutTo(Session& session, SequenceId sequence, std::uint64_t tokens) {
@@ -284,7 +284,7 @@ absl::StatusOr<std::uint64_t> BulkAppend(Session& session, SequenceState& sequen
                                          const AppendTensors& tensors) {
   const BoundModel& model = *sequence.model;
   if (tensors.tokens == 0) {
-    return absl::InvalidArgumentError("0 tokens to append; at least 1 is needed");
+    return absl::InvalidArgumentError("tokens is 0; append at least 1");
   }
   absl::StatusOr<std::uint32_t> layers = CheckLayers(model, tensors);
   if (!layers.ok()) return layers.status();
@@ -297,7 +297,7 @@ absl::StatusOr<std::uint64_t> BulkAppend(Session& session, SequenceState& sequen
   const std::uint64_t before = sequence.tokens;
   const bool was_even = sequence.layer_tokens.empty();
   const std::uint64_t first_before = sequence.TokensOf(tensors.first_layer);
-  sequence.tail = Tail();  // the daemon absorbs and closes it, whatever becomes of the append
+  sequence.tail = Tail();  // the daemon absorbs and closes it, even if the append fails
   status = Bulk(session, sequence, tensors, *layers).Run();
   if (status.ok()) {
     sequence.prompt_waits = true;
@@ -308,9 +308,9 @@ absl::StatusOr<std::uint64_t> BulkAppend(Session& session, SequenceState& sequen
   const std::uint64_t first_now = sequence.TokensOf(tensors.first_layer);
   if (first_now == first_before || sequence.uncertain || absl::IsDataLoss(status)) return status;
   if (was_even) return TakeBack(session, sequence, before, status);
-  // Truncation would cut the layers that were ahead before, too.
+  // Truncation would also cut layers that held more tokens before.
   return WithMessage(status, Concat(AsStringView(status.message()), "; layer ", tensors.first_layer,
-                                    " holds ", first_now, " tokens now"));
+                                    " now holds ", first_now, " tokens"));
 }
 
 }  // namespace tessera::client

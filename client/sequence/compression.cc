@@ -11,7 +11,7 @@ namespace tessera::client {
 
 namespace {
 
-// Of a message, beside the bytes of its tensors.
+// Bytes of a message besides those of its tensors.
 constexpr std::uint64_t kMessageOverhead = 4096;
 
 static_assert(static_cast<int>(ValueType::kFp8) == v1::VALUE_TYPE_FP8);
@@ -26,13 +26,13 @@ void FillPacking(const Packing& packing, v1::CompressRequest& request) {
   out.set_dense(packing.dense);
   out.set_kept_channels(packing.kept_channels);
   out.set_channels(packing.channels);
-  // What dense rows do not have stays unset, so that the defaults above are no contradiction.
+  // Fields that dense rows do not have remain unset, so that their defaults do not contradict.
   if (packing.dense) return;
   out.set_group(packing.group);
   out.set_values(static_cast<v1::ValueType>(packing.values));
 }
 
-// Shapes and types; the bytes travel as there is room.
+// Sets shapes and types; the bytes travel through the arena or inside the message.
 absl::Status FillShapes(const BoundModel& model, const Packing& packing,
                         const RotationTensors& rotations, v1::CompressRequest& request) {
   if (packing.first_layer >= model.layers()) {
@@ -50,9 +50,9 @@ absl::Status FillShapes(const BoundModel& model, const Packing& packing,
                                     std::pair{"rotations.value", rotations.value.size()}}) {
     if (given == bytes) continue;
     return absl::InvalidArgumentError(
-        Concat(name, " has ", given, " bytes; [", shape[0], " layers][", shape[1], " kv heads][",
-               shape[2], " channels][", shape[3], "] of ",
-               kernels::ElementName(ToKernels(rotations.type)), " has ", bytes));
+        Concat(name, " has ", given, " bytes; expected are [", shape[0], " layers][", shape[1],
+               " kv heads][", shape[2], " channels][", shape[3], "] of ",
+               kernels::ElementName(ToKernels(rotations.type)), ": ", bytes));
   }
   for (v1::Tensor* tensor :
        {request.mutable_rotations()->mutable_key(), request.mutable_rotations()->mutable_value()}) {
@@ -86,7 +86,8 @@ absl::Status FillStaging(Session& session, const RotationTensors& rotations,
 absl::Status TooLarge(const RotationTensors& rotations, std::uint64_t message_bytes) {
   return absl::ResourceExhaustedError(
       Concat("rotations have ", 2 * rotations.key.size(), " bytes; the largest message has ",
-             message_bytes, ", and no staging arena holds them; compress fewer layers at a time"));
+             message_bytes,
+             ", and they do not fit into a staging arena; compress fewer layers at a time"));
 }
 
 }  // namespace
@@ -97,7 +98,7 @@ absl::StatusOr<v1::CompressResponse> CompressByRpc(Session& session, const Bound
   v1::CompressRequest request;
   request.set_sequence_id(sequence.value());
   FillPacking(packing, request);
-  StagingRing::Place place;  // given back when the call has returned
+  StagingRing::Place place;  // returned when the call has finished
   if (!rotations.key.empty() || !rotations.value.empty()) {
     absl::Status status = FillShapes(model, packing, rotations, request);
     if (!status.ok()) return status;
@@ -126,11 +127,11 @@ absl::Status CheckRule(const SelectionRule& rule) {
   if (rule.entries != 0 && rule.floor != 0) {
     return absl::InvalidArgumentError(
         Concat("the selection has entries ", rule.entries, " and floor ", rule.floor,
-               "; floor is the least budget by rate, so it must be 0 if entries is the budget"));
+               "; floor limits a budget by rate, so set it to 0 if entries is the budget"));
   }
   if (rule.entries != 0 || (rule.rate > 0 && rule.rate <= 1)) return absl::OkStatus();
   return absl::InvalidArgumentError(Concat("the selection's rate is ", rule.rate,
-                                           "; it is above 0 and at most 1, or entries is set"));
+                                           "; set it above 0 and at most 1, or set entries"));
 }
 
 void ToProto(const kernels::SelectionRule& rule, v1::Selection& selection) {

@@ -10,11 +10,11 @@ namespace tessera::client {
 
 namespace {
 
-// Of an RPC, beside the bytes of its tensors.
+// Bytes of an RPC besides those of its tensors.
 constexpr std::uint64_t kMessageOverhead = 4096;
 constexpr std::uint64_t kItemOverhead = 128;
 
-// Room that one row takes in the larger of request and response.
+// Bytes of one row in the request or the response, whichever is larger.
 std::uint64_t BytesOf(const AttendRow& row, std::size_t query_heads) {
   const std::uint64_t lse = std::uint64_t{row.queries} * query_heads * sizeof(float);
   return std::max<std::uint64_t>(row.query.size(), row.output.size() + lse) + kItemOverhead;
@@ -27,7 +27,7 @@ absl::Status TakeOutput(const v1::AttendOutput& answer, const AttendRow& row,
   if (bytes.size() != row.output.size() || static_cast<std::size_t>(answer.lse_size()) != lse) {
     return absl::InternalError(Concat(
         "the daemon answered ", bytes.size(), " bytes and ", answer.lse_size(), " lse values for ",
-        row.sequence.ToString(), "; wanted are ", row.output.size(), " and ", lse));
+        row.sequence.ToString(), "; expected are ", row.output.size(), " and ", lse));
   }
   std::memcpy(row.output.data(), bytes.data(), bytes.size());
   if (!row.lse.empty()) std::copy(answer.lse().begin(), answer.lse().end(), row.lse.begin());
@@ -58,7 +58,7 @@ absl::Status AttendSome(Session& session, const AttendCall& call, std::span<cons
   if (absl::Status status = session.Call(request, response); !status.ok()) return status;
   if (response.outputs_size() != static_cast<int>(rows.size())) {
     return absl::InternalError(
-        Concat(response.outputs_size(), " outputs for ", rows.size(), " items"));
+        Concat(response.outputs_size(), " outputs received for ", rows.size(), " items"));
   }
   for (std::size_t i = 0; i < rows.size(); ++i) {
     absl::Status status =
@@ -78,7 +78,7 @@ absl::Status AttendByRpc(Session& session, const AttendCall& call) {
   while (!left.empty()) {
     std::uint64_t bytes = BytesOf(left[0], query_heads);
     std::size_t count = 1;
-    // A single row that is too large is sent all the same: the daemon names its limit.
+    // A single row that is too large is sent anyway: the daemon's error names its limit.
     while (count < left.size() && bytes + BytesOf(left[count], query_heads) <= limit) {
       bytes += BytesOf(left[count++], query_heads);
     }

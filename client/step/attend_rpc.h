@@ -1,4 +1,4 @@
-// Attention through RPC: for the remote door, and for sequences whose KV this worker only reads.
+// Attention through RPC: for the RPC transport, and for Worker::AttendRpc.
 #pragma once
 
 #include <cstddef>
@@ -14,14 +14,14 @@
 
 namespace tessera::client {
 
-// One sequence of a batch, with spans of exactly the bytes that the shapes have.
+// One sequence of a batch. The spans have exactly the sizes of the shapes.
 struct AttendRow {
   SequenceId sequence;
   std::uint32_t queries = 1;
   std::span<const std::byte> query;  // [queries][query_heads][head_dim], the model's type
   std::span<std::byte> output;       // the same shape, in the output type
   std::span<float> lse;              // [queries][query_heads]; empty: not wanted
-  std::optional<std::uint64_t> first_query_position;  // unset: the last query on the last token
+  std::optional<std::uint64_t> first_query_position;  // unset: the last query has the last token's
 };
 
 struct AttendCall {
@@ -29,11 +29,11 @@ struct AttendCall {
   std::uint32_t layer = 0;
   kernels::ElementType output_type = kernels::ElementType::kFp32;
   bool causal = true;
-  std::optional<kernels::SelectionRule> selection;  // of every row; unset: the policies
+  std::optional<kernels::SelectionRule> selection;  // for every row; unset: each policy decides
   std::span<const AttendRow> rows;
 };
 
-// Cut into as many requests as the daemon's largest message asks for.
+// Splits the rows into requests that fit into the daemon's largest message.
 absl::Status AttendByRpc(Session& session, const AttendCall& call);
 
 }  // namespace tessera::client

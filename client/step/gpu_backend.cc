@@ -16,9 +16,9 @@ namespace cuda = kernels::cuda;
 
 namespace {
 
-constexpr std::uint64_t kAlignment = 256;  // of the parts of device memory
-// Device memory begins with a fault word for each way in which an image has its lanes: by kv head,
-// and by query head.
+constexpr std::uint64_t kAlignment = 256;  // alignment of the parts of device memory
+// Device memory begins with one fault word per kind of image: with a lane per kv head, and with a
+// lane per query head.
 constexpr int kFaults = 2;
 constexpr std::uint64_t kTensorAlignment = 16;
 
@@ -39,13 +39,13 @@ bool EachHeadOf(const std::optional<kernels::SelectionRule>& rule) {
   return rule.has_value() && rule->each_head;
 }
 
-// By item. An image has its lanes by kv head or by query head: where query heads choose for
-// themselves in one sequence, they do in every one that chooses.
+// Lists the rule of each item. An image has one lane per kv head or one per query head, so
+// each_head must be the same in all sequences that have a rule.
 absl::Status ListRules(const StepBatch& batch, std::uint32_t layer, const StepTensors& tensors,
                        std::vector<std::optional<kernels::SelectionRule>>& rules) {
   rules.clear();
   const std::optional<kernels::SelectionRule> named = RuleOf(tensors);
-  std::optional<std::size_t> chooses;  // the first that does
+  std::optional<std::size_t> chooses;  // the first with a rule
   for (std::size_t i = 0; i < batch.items().size(); ++i) {
     const kernels::SelectionRule* const one = RuleOf(batch.items()[i], layer, named);
     rules.push_back(one == nullptr ? std::nullopt : std::optional(*one));
@@ -56,8 +56,8 @@ absl::Status ListRules(const StepBatch& batch, std::uint32_t layer, const StepTe
     return absl::UnimplementedError(
         Concat(batch.items()[i].sequence->id.ToString(), " selects ", Name(*one), ", ",
                batch.items()[*chooses].sequence->id.ToString(), " ", Name(first),
-               "; on a GPU query heads choose for themselves in all sequences of a step or in "
-               "none: name one selection in the call, or make a step for each"));
+               "; on a GPU each_head must be the same in all sequences of a step: name one "
+               "selection in the call, or use a step for each sequence"));
   }
   return absl::OkStatus();
 }
@@ -84,7 +84,7 @@ absl::Status GpuBackend::TakeQueue(void* stream) {
                                      : gpu_.runtime().NewQueue(&queue_));
 }
 
-// Lays out device memory as well.
+// Also lays out device memory.
 void GpuBackend::Measure(const StepBatch& batch) {
   const BoundModel& model = batch.model();
   limits_ = {.batch = static_cast<std::uint32_t>(batch.items().size()),
@@ -94,10 +94,10 @@ void GpuBackend::Measure(const StepBatch& batch) {
   for (const StepItem& item : batch.items()) {
     limits_.queries = limits_.appended = std::max(limits_.queries, item.new_tokens);
   }
-  // Scores take memory by the new token: where a step has more of them, it may well read
-  // everything.
+  // Scores take memory per new token. A step with more of them than before may read everything, so
+  // the rules are dropped.
   if (limits_.queries > rule_queries_) rules_.clear();
-  // Where the batch is another one, Attend will say so.
+  // If the batch differs, Attend requests its rules.
   rules_.resize(batch.items().size(), rules_.empty() ? std::nullopt : rules_.back());
   sinks_at_.assign(model.layers(), 0);
   std::uint64_t next = kAlignment;  // after the fault words
@@ -111,8 +111,8 @@ void GpuBackend::Measure(const StepBatch& batch) {
   MeasureImage(batch);
 }
 
-// Limits only widen, and those of an image with more lanes would be multiplied by the columns of
-// one with fewer.
+// Resets the limits first: they only widen, and limits of an image with more lanes would be
+// multiplied by the columns of one with fewer.
 void GpuBackend::MeasureImage(const StepBatch& batch) {
   limits_ = {
       .batch = limits_.batch, .queries = limits_.queries, .appended = limits_.appended, .works = 0};
@@ -132,7 +132,7 @@ std::uint64_t* GpuBackend::FaultOf(bool each_head) const {
   return memory_.at<std::uint64_t>(each_head ? sizeof(std::uint64_t) : 0);
 }
 
-// `each_head`: every query head has a lane of its own.
+// `each_head`: one lane per query head.
 cuda::StepShape GpuBackend::ShapeOf(const StepBatch& batch, bool each_head) const {
   const BoundModel& model = batch.model();
   cuda::StepShape shape = {.batch = static_cast<std::uint32_t>(batch.items().size()),
@@ -236,7 +236,7 @@ absl::Status GpuBackend::WriteImage(const StepBatch& batch) {
   }
   for (std::uint32_t layer = 0; layer < model.layers(); ++layer) {
     const std::uint32_t heads = model.layout().kv_heads(layer);
-    const std::uint32_t lanes = GeometryOf(batch, layer).kv_heads;  // of a sequence
+    const std::uint32_t lanes = GeometryOf(batch, layer).kv_heads;  // per sequence
     const std::uint32_t times = lanes / heads;
     writer.BeginLayer(lanes, model.type());
     for (const StepItem& item : batch.items()) {
@@ -271,7 +271,7 @@ absl::Status GpuBackend::UseAsked(const StepBatch& batch) {
   if (status.ok()) status = GpuStatus(Replace(batch));
   stale_ = !status.ok();
   if (stale_) {
-    // What cannot be had is not asked for by the next step, too.
+    // The next step must not request again what could not be allocated.
     std::ranges::fill(rules_, std::nullopt);
     MeasureImage(batch);
   }
@@ -284,10 +284,10 @@ cuda::Error GpuBackend::Replace(const StepBatch& batch) {
   const std::uint64_t bytes = image_at_ + image_bytes_;
   const bool grows = bytes > memory_.bytes();
   std::byte* const host = host_.data()->bytes;
-  // What an earlier layer met is still to be told.
+  // Keep the faults of earlier layers: they have not been reported yet.
   if (grows) error = queue_->Copy(host, memory_.at(), kFaults * sizeof(std::uint64_t));
   if (error.ok() && (grows || partial > partial_.bytes())) {
-    error = queue_->Wait();  // what is under way may use the old ones
+    error = queue_->Wait();  // running kernels may use the old memory
   }
   if (error.ok() && partial > partial_.bytes()) error = partial_.Grow(2 * partial);
   if (error.ok() && grows) error = memory_.Grow(2 * bytes);
@@ -299,7 +299,7 @@ cuda::Error GpuBackend::Replace(const StepBatch& batch) {
 absl::Status GpuBackend::Upload(const StepBatch& batch) {
   const std::uint64_t bytes = image_at_ + image_bytes_;
   const std::uint64_t partial = PartialBytes(batch);
-  // Twice what is needed: lanes grow, and a steady decode shall not allocate.
+  // Twice the need: lanes grow, and steady decoding must not allocate.
   cuda::Error error;
   if (bytes > memory_.bytes()) error = memory_.Grow(2 * bytes);
   if (error.ok() && partial > partial_.bytes()) error = partial_.Grow(2 * partial);
@@ -314,13 +314,14 @@ absl::StatusOr<std::byte*> GpuBackend::Place(std::string_view what, const void* 
   *copied = !gpu_.runtime().IsDeviceMemory(tensor);
   if (!*copied) {
     if (AddressOf(tensor) % kTensorAlignment != 0) {
-      return absl::InvalidArgumentError(Concat(what, " is device memory at an address that is no ",
+      return absl::InvalidArgumentError(Concat(what,
+                                               " is device memory at an address that is not a ",
                                                "multiple of ", kTensorAlignment));
     }
     return static_cast<std::byte*>(const_cast<void*>(tensor));
   }
   if (bytes > copy.bytes()) {
-    cuda::Error error = queue_->Wait();  // what is under way may use the old one
+    cuda::Error error = queue_->Wait();  // running kernels may use the old copy
     if (error.ok()) error = copy.Grow(bytes);
     if (!error.ok()) return GpuStatus(error);
   }

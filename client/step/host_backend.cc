@@ -96,7 +96,7 @@ kernels::AttendResult HostBackend::Run(const kernels::AttendBatch& batch) {
   const kernels::AttendResult result =
       kernels::Attend(implementation_, batch, {workspace_.get(), workspace_bytes_}, executor_);
   if (result.status != kernels::AttendStatus::kWorkspaceTooSmall) return result;
-  // Twice what is needed: lanes grow, and a steady decode shall not come here again and again.
+  // Twice the need: lanes grow, and steady decoding must not allocate again and again.
   workspace_bytes_ = std::bit_ceil(2 * kernels::AttendWorkspaceBytes(batch));
   workspace_.reset(
       static_cast<std::byte*>(std::aligned_alloc(kWorkspaceAlignment, workspace_bytes_)));

@@ -1,4 +1,4 @@
-// Steps on the CPU: rows are copied into the rings, attention runs on the mapped tiles.
+// Steps on the CPU: copies rows into the tail rings, and runs attention on the mapped tiles.
 #pragma once
 
 #include <memory>
@@ -26,7 +26,7 @@ class HostBackend final : public StepBackend {
   kernels::AttendResult Run(const kernels::AttendBatch& batch);
 
   const kernels::Implementation& implementation_;
-  // The caller's executor as the kernels call it; without one, the calling thread.
+  // Adapts the caller's executor to the kernels' interface; without one, uses the calling thread.
   class CallersExecutor final : public kernels::Executor {
    public:
     void Use(client::Executor* executor) { executor_ = executor; }

@@ -1,5 +1,5 @@
-// How a step through mapped memory begins: tails open, batch pinned, lanes resolved, ring space
-// there.
+// Begins a step through mapped memory: opens tails, pins the batch, resolves lanes, and waits for
+// ring space.
 
 #include <algorithm>
 #include <chrono>
@@ -46,8 +46,8 @@ absl::Status MappedStep::PrepareBatch(Session& session, std::span<Sequence* cons
     if (item.new_tokens > most) {
       return absl::InvalidArgumentError(
           Concat(item.new_tokens, " new tokens for ", item.sequence->id.ToString(),
-                 "; the limit of a step is ", most, ", from a tail ring of ",
-                 batch_.model().layout().ring_capacity(), "; append more in bulk"));
+                 "; the limit of a step is ", most, ", given a tail ring of ",
+                 batch_.model().layout().ring_capacity(), " tokens; append more in bulk"));
     }
   }
   return absl::OkStatus();
@@ -146,17 +146,15 @@ absl::Status MappedStep::OpenTails(Session& session) {
     sequence.tail = *std::move(tail);
     sequence.resolved.version = 0;
     if (place.tokens() != sequence.tokens && !sequence.uncertain) {
-      // The worker's new rows were computed for other positions: it must know before it goes on.
-      changed =
-          absl::FailedPreconditionError(Concat(sequence.id.ToString(), " holds ", place.tokens(),
-                                               " tokens where this worker "
-                                               "left ",
-                                               sequence.tokens, ": another one has changed it"));
+      // The worker has computed the new rows for other positions, so it must learn of the change.
+      changed = absl::FailedPreconditionError(Concat(
+          sequence.id.ToString(), " holds ", place.tokens(), " tokens, but this worker left ",
+          sequence.tokens, ": another caller has changed it; read tokens() again"));
     } else if (place.position_shift() != sequence.position_shift) {
       changed = absl::FailedPreconditionError(
-          Concat(sequence.id.ToString(), " has moved its tokens by ", place.position_shift(),
-                 " positions where this worker left them moved by ", sequence.position_shift,
-                 ": another one has had it compressed; its next_position() is known again"));
+          Concat(sequence.id.ToString(), " has its positions shifted by ", place.position_shift(),
+                 ", but this worker left them shifted by ", sequence.position_shift,
+                 ": another caller has compressed it; read next_position() again"));
     }
     sequence.SetTokens(place.tokens());
     sequence.position_shift = place.position_shift();
@@ -174,7 +172,7 @@ MappedStep::Look MappedStep::PinAndLook(std::uint64_t session) {
   for (std::size_t i = 0; i < batch_.items().size() && look.finding == Finding::kReady; ++i) {
     look = {LookAt(batch_.items()[i], session), i};
   }
-  // What was resolved may lie in an extent that came after the first look.
+  // The resolved lanes may lie in an extent that was added after the first check.
   if (look.finding == Finding::kReady && !door_.extents().Current()) {
     look.finding = Finding::kNewMapping;
   }
@@ -193,22 +191,22 @@ MappedStep::Finding MappedStep::LookAt(StepItem& item, std::uint64_t session) {
   const shm::Word* words =
       shm::LaneWords(door_.extents().directory(), sequence.directory_offset, &block);
   if (block == nullptr) return Finding::kBroken;
-  // First: a block that has been freed may hold anything, its lane count included.
+  // Check this first: a freed block may hold anything, including a wrong lane count.
   if (block->sequence_id.load() != sequence.id.value()) return Finding::kGone;
   if (words == nullptr) return Finding::kBroken;
   const std::uint32_t state = block->state.load();
-  // Whoever opens a tail has it restored.
+  // Opening a tail restores the sequence.
   if (state == shm::kSequenceOffloaded) return Finding::kTailGone;
   if (state != shm::kSequenceLive) return Finding::kFailed;
   if (block->tail_generation.load() != sequence.tail.generation) return Finding::kTailGone;
-  // The version before the lane words: what changes after it is resolved anew by the next step.
+  // Read the version before the lane words: the next step resolves later changes.
   const std::uint64_t version = block->version.load();
   ResolvedLanes& resolved = sequence.resolved;
   if (resolved.version != version || resolved.session != session) {
     resolved.version = 0;
     const bool resolves =
         block->lanes == sequence.model->layout().lanes() && Resolve(sequence, words);
-    // What was read may be of a moment after the tail had gone.
+    // The words may have been read after the tail was closed.
     if (block->tail_generation.load() != sequence.tail.generation) return Finding::kTailGone;
     if (!resolves) return Finding::kBroken;
     resolved.version = version;
@@ -250,7 +248,7 @@ bool MappedStep::Resolve(SequenceState& sequence, const shm::Word* lane_words) {
                                        .end = found.tail_start}};
     }
   }
-  // Not before: the vector has stopped moving.
+  // Only now: the vector no longer reallocates.
   for (std::uint32_t lane = 0; lane < layout.lanes(); ++lane) {
     resolved.lanes[lane].segments = resolved.segments.data() + first_segments_[lane];
   }
@@ -259,8 +257,8 @@ bool MappedStep::Resolve(SequenceState& sequence, const shm::Word* lane_words) {
 
 absl::Status MappedStep::Unready(Session& session, const Look& look) const {
   const SequenceState& sequence = *batch_.items()[look.item].sequence;
-  // The daemon has the word: what the mapping shows may be the end of the session, whose stream
-  // this client has not seen end yet.
+  // Ask the daemon: the session may have ended without this client having seen the end of its
+  // stream yet.
   v1::DescribeRequest request;
   v1::DescribeResponse description;
   request.set_sequence_id(sequence.id.value());
@@ -276,21 +274,20 @@ absl::Status MappedStep::Unready(Session& session, const Look& look) const {
                      ErrorCause::kSequenceFailed);
   }
   return absl::InternalError(Concat("the mapped snapshots of ", sequence.id.ToString(),
-                                    " contradict its ", sequence.tokens,
-                                    " tokens, or are out of bounds"));
+                                    " do not match its ", sequence.tokens,
+                                    " tokens, or point out of bounds"));
 }
 
 absl::Status MappedStep::TailsTakenBack(const SequenceState& sequence, std::uint64_t times,
                                         Clock::Duration waited) const {
   const std::uint64_t bytes = batch_.model().layout().tail_bytes();
   const absl::Status status = absl::ResourceExhaustedError(
-      Concat("a tail of the batch was closed ", times, " times in ",
-             std::chrono::duration<double>(waited).count(), " s, the last time that of ",
+      Concat("tails of the batch were closed ", times, " times in ",
+             std::chrono::duration<double>(waited).count(), " s, most recently that of ",
              sequence.id.ToString(), ": the pool has no room for the tails of all ",
-             batch_.items().size(), " sequences at a time, ", bytes,
-             " bytes each, beside what they "
-             "hold, or another worker appends to one of them. Retry with fewer sequences in a "
-             "step, or free some"));
+             batch_.items().size(), " sequences at the same time, ", bytes,
+             " bytes each, or another worker appends to one of them. Retry with fewer sequences "
+             "in a step, or free some"));
   return WithCause(status, ErrorCause::kPoolFull);
 }
 
@@ -301,12 +298,13 @@ absl::Status MappedStep::WaitForRing(const StepItem& item, Clock::TimePoint dead
     const absl::Status status = absl::ResourceExhaustedError(
         Concat("the tail ring of ", item.sequence->id.ToString(), " is full: it has room for ",
                capacity, " tokens, and the daemon has not absorbed enough of the ",
-               item.sequence->tokens, " committed to take ", item.new_tokens, " more; waited ",
-               std::chrono::duration<double>(waited).count(),
+               item.sequence->tokens, " committed tokens to accept ", item.new_tokens,
+               " more; waited ", std::chrono::duration<double>(waited).count(),
                " s; retry, or free sequences if the pool is full"));
     return WithCause(status, ErrorCause::kTailRingFull);
   }
-  // Whatever the wake word says: a daemon that found no room for these tiles sleeps until asked.
+  // Regardless of the wake word: a daemon that found no room for these tiles sleeps until
+  // signalled.
   door_.source().SignalWake();
   environment_.sleeper->Sleep(pause);
   pause = std::min(2 * pause, kLongestPause);

@@ -72,7 +72,7 @@ absl::Status MappedStep::AppendAndAttend(std::uint32_t layer, const StepTensors&
   return Confirm(status);
 }
 
-// The pins of a session that has ended protect nothing, and its end may not have been seen here.
+// The pins of an ended session protect nothing, and this client may not have seen its end yet.
 absl::Status MappedStep::Confirm(const absl::Status& status) const {
   if (!absl::IsInternal(status)) return status;
   v1::StatsRequest request;
@@ -83,7 +83,7 @@ absl::Status MappedStep::Confirm(const absl::Status& status) const {
 
 absl::Status MappedStep::AppendRows(std::uint32_t layer, std::span<const std::byte> key,
                                     std::span<const std::byte> value) {
-  // A revoked pin no longer keeps the rings from being given away; look before writing there.
+  // After a revocation the rings may belong to another sequence, so check before writing.
   if (!StillPinned()) return Aborted();
   absl::Status status = backend_->Append(batch_, layer, key, value);
   if (status.ok()) batch_.MarkAppended(layer);
@@ -91,7 +91,7 @@ absl::Status MappedStep::AppendRows(std::uint32_t layer, std::span<const std::by
 }
 
 absl::Status MappedStep::AttendRows(std::uint32_t layer, const StepTensors& tensors) {
-  // A GPU's memory cannot be read here: its queries come when the step has settled.
+  // The host cannot read GPU memory: such queries are observed when the step has settled.
   if (door_.gpu() == nullptr) {
     absl::Status status = batch_.Observe(layer, tensors.query, StepBatch::QueryRows::kAll);
     if (!status.ok()) return status;
@@ -103,8 +103,8 @@ absl::Status MappedStep::AttendRows(std::uint32_t layer, const StepTensors& tens
 absl::Status MappedStep::OutOfBounds(const absl::Status& where) {
   if (!StillPinned()) return Aborted();
   return absl::InternalError(Concat(AsStringView(where.message()),
-                                    ": a tile is out of bounds or of an unknown format though the "
-                                    "step's pin holds"));
+                                    ": a tile is out of bounds or has an unknown format, although "
+                                    "the step's pin holds"));
 }
 
 absl::Status MappedStep::End(std::span<const std::uint32_t> accepted) {
@@ -113,14 +113,14 @@ absl::Status MappedStep::End(std::span<const std::uint32_t> accepted) {
   {
     GateHold hold(door_.gate(), slot_);
     if (!hold) return LeaseLost();
-    // Before the pin goes: until then it keeps what the kernels read.
+    // Before unpinning: until then the pin protects the memory that the kernels read.
     status = backend_->Settle(batch_);
     if (absl::IsDataLoss(status)) status = OutOfBounds(status);
     if (absl::IsAborted(status)) return status;
     if (!StillPinned()) return Aborted();
     if (status.ok()) status = ObserveSettled();
-    // Under the pin, too: a step whose worker has none counts as dead, and its tails may be closed
-    // with the tokens that they had before it.
+    // Also before unpinning: without a pin the step counts as dead, and its tails may be closed
+    // without the new tokens.
     if (status.ok()) status = Commit(accepted);
     if (!status.ok()) batch_.ForgetRows();
     MarkInStep(false);
@@ -142,7 +142,8 @@ absl::Status MappedStep::ObserveSettled() {
   return absl::OkStatus();
 }
 
-// Evicted, or closed by another worker's append: nobody would read what is stored there.
+// False if a tail was evicted or closed by another worker's append: the daemon would not read what
+// is stored there.
 bool MappedStep::TailsStand() const {
   const auto& items = batch_.items();
   return std::all_of(items.begin(), items.end(), [](const StepItem& item) {
@@ -151,7 +152,7 @@ bool MappedStep::TailsStand() const {
   });
 }
 
-// After the pin has proved good: what was computed from is what was there.
+// Called after the pin has proved valid, so the step has read consistent data.
 absl::Status MappedStep::Commit(std::span<const std::uint32_t> accepted) {
   bool tile_filled = false;
   commits_.clear();
@@ -160,7 +161,7 @@ absl::Status MappedStep::Commit(std::span<const std::uint32_t> accepted) {
     const std::uint64_t tokens = item.base + (accepted.empty() ? item.new_tokens : accepted[i]);
     const Tail& tail = item.sequence->tail;
     commits_.push_back({item.sequence->id, &tail, tokens});
-    // The daemon absorbs what fills tiles: as tokens count, or from where the tail was opened.
+    // The daemon absorbs whole tiles, counted from token 0 or from the tail's first token.
     for (const std::uint64_t first : {std::uint64_t{0}, tail.first_token}) {
       tile_filled |=
           (tokens - first) / kernels::kTileEntries > (item.base - first) / kernels::kTileEntries;
@@ -169,10 +170,10 @@ absl::Status MappedStep::Commit(std::span<const std::uint32_t> accepted) {
   if (!TailsStand() || !door_.tails().Store(commits_)) {
     MarkInStep(false);
     return absl::AbortedError(
-        "a sequence of the step lost its tail while the step ran; nothing was committed");
+        "a sequence lost its tail during the step; nothing was committed, repeat the step");
   }
-  // Whoever closes a tail takes its generation away, then reads the count. A tail that stands after
-  // the store was not read before it.
+  // The daemon closes a tail by removing its generation, and then reads the count. So the count of
+  // a tail that is still open after the store has not been read before it.
   doubtful_ = !TailsStand();
   marked_ = false;
   for (std::size_t i = 0; i < commits_.size(); ++i) {
@@ -186,13 +187,14 @@ absl::Status MappedStep::Commit(std::span<const std::uint32_t> accepted) {
 
 absl::Status MappedStep::AskWhatCounts() {
   bool all = true;
-  bool changed = false;  // by another one, too: the step was computed for other positions
+  bool changed = false;  // by another caller: the step was computed for other positions
   for (std::size_t i = 0; i < batch_.items().size(); ++i) {
     SequenceState& sequence = *batch_.items()[i].sequence;
     if (absl::Status status = RefreshTokens(*session_, sequence); !status.ok()) {
       for (const StepItem& item : batch_.items()) item.sequence->uncertain = true;
-      return WithMessage(status, Concat("whether the step counts in ", sequence.id.ToString(),
-                                        ", whose tail went at its end, could not be asked: ",
+      return WithMessage(status, Concat("the tail of ", sequence.id.ToString(),
+                                        " was closed during the commit, and whether the step "
+                                        "counts could not be determined: ",
                                         AsStringView(status.message())));
     }
     const bool counts = sequence.tokens == commits_[i].tokens;
@@ -210,27 +212,27 @@ absl::Status MappedStep::TakeBack(bool changed) {
     if (sequence.tokens == item.base) continue;
     if (absl::Status status = CutTo(*session_, sequence.id, item.base); !status.ok()) {
       return absl::FailedPreconditionError(
-          Concat("sequences of the step lost their tails at its end; ", sequence.id.ToString(),
-                 " holds its tokens, others do not (see their tokens()), and they could not be "
-                 "taken back: ",
+          Concat("sequences lost their tails during the commit; ", sequence.id.ToString(),
+                 " holds the new tokens, others do not (read tokens() of each), and the tokens "
+                 "could not be removed: ",
                  AsStringView(status.message())));
     }
     sequence.SetTokens(item.base);
   }
   if (changed) {
     return absl::FailedPreconditionError(
-        "sequences of the step lost their tails at its end, and another one has changed them; see "
-        "their tokens()");
+        "sequences lost their tails during the commit, and another caller has changed them; read "
+        "tokens() of each");
   }
   return absl::AbortedError(
-      "sequences of the step lost their tails at its end; nothing counts, do the step again");
+      "sequences lost their tails during the commit; nothing was committed, repeat the step");
 }
 
 void MappedStep::Abandon() {
   GateHold hold(door_.gate(), slot_);
   (void)backend_->Settle(batch_);
   batch_.ForgetRows();
-  // Nothing is committed, so it does not matter whether the pin held.
+  // Nothing is committed, so the pin need not have held.
   if (hold) MarkInStep(false);
   if (hold && std::exchange(pinned_, false)) {
     (void)shm::Unpin(door_.control().readers[slot_].word, pin_);
@@ -249,13 +251,13 @@ absl::Status MappedStep::Aborted() {
   Finish();
   return WithCause(
       absl::AbortedError(
-          "the daemon took this step's pin back: it was overdue, and memory was waiting for it; "
-          "nothing was committed, do the step again"),
+          "the daemon revoked this step's pin: it was held for too long while memory waited to be "
+          "freed; nothing was committed, repeat the step"),
       ErrorCause::kPinRevoked);
 }
 
 absl::Status MappedStep::LeaseLost() {
-  pinned_ = marked_ = false;  // the slot is unmapped, and its session gone
+  pinned_ = marked_ = false;  // the slot is unmapped, and its session has ended
   (void)backend_->Settle(batch_);
   const absl::Status reason = session_->status();
   Finish();

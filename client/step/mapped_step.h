@@ -1,9 +1,11 @@
-// A step through mapped memory: one reader slot, the pin in it, and the scratch it keeps.
+// A step through mapped memory: one reader slot, the pin in it, and reusable scratch memory.
 //
-// Begin pins and resolves; rows go straight into the tail rings; attention runs here, in the
-// worker, on the mapped tiles. On the CPU there is no system call between Begin and End, and none
-// in them either unless memory was added, a ring is full, or the daemon sleeps and a tile has
-// filled. On a GPU the calls in between only launch, and End waits.
+// Begin pins and resolves, Append writes rows straight into the tail rings, and attention runs in
+// the worker on the mapped tiles. On the CPU no call makes a system call, except Begin and End if
+// memory was added, a ring is full, or a tile has filled while the daemon sleeps. On a GPU the
+// calls between Begin and End only launch kernels, and End waits for them.
+//
+// Owned by its reader slot (SlotState). Used by one thread at a time.
 #pragma once
 
 #include <cstdint>
@@ -23,12 +25,13 @@ namespace tessera::client {
 
 class MappedStep final : public StepEngine, public SlotState {
  public:
-  // The step of a free reader slot; RESOURCE_EXHAUSTED if all are taken. Release returns the slot.
+  // Returns the step of a free reader slot; RESOURCE_EXHAUSTED if all are taken. Release returns
+  // the slot.
   static absl::StatusOr<MappedStep*> Take(MappedMemory& door, const Environment& environment);
-  // Both outlive the step.
+  // Both must outlive the step.
   MappedStep(MappedMemory& door, const Environment& environment, std::uint32_t slot);
 
-  // Errors give the slot back.
+  // Returns the slot on errors.
   absl::Status Begin(Session& session, std::span<Sequence* const> sequences,
                      const StepOptions& options);
 
@@ -42,29 +45,29 @@ class MappedStep final : public StepEngine, public SlotState {
   void Release() override;
 
  private:
-  // What a look at a pinned batch finds.
+  // The state of a batch after pinning.
   enum class Finding {
     kReady,       // pinned and resolved
-    kNewMapping,  // extents came or went: map them first
-    kTailGone,    // the daemon has closed this tail: open another
-    kRingFull,    // no space for the new tokens yet
-    kRevoked,     // the pin was taken back already
-    kGone,        // freed, evicted or of another session
+    kNewMapping,  // extents were added or removed: refresh the mapping
+    kTailGone,    // the daemon has closed this tail: open a new one
+    kRingFull,    // no room for the new tokens yet
+    kRevoked,     // the pin has been revoked
+    kGone,        // freed, evicted, or owned by another session
     kFailed,      // the daemon has marked it FAILED
-    kBroken,      // a snapshot that cannot be
+    kBroken,      // the snapshot is inconsistent
   };
   struct Look {
     Finding finding = Finding::kReady;
-    std::size_t item = 0;  // the one at fault
+    std::size_t item = 0;  // the item that is not ready
   };
 
   absl::Status PrepareBatch(Session& session, std::span<Sequence* const> sequences,
                             const StepOptions& options);
   absl::Status BeginPinned(Session& session, const StepOptions& options);
-  // Inside the gate, pinned. Where it fails, not pinned any more.
+  // Inside the gate, pinned. Unpins on failure.
   absl::Status BeginBackend(const StepOptions& options);
   absl::Status OpenTails(Session& session);
-  // Inside the gate. Stays pinned only where it is kReady.
+  // Inside the gate. Remains pinned only if the result is kReady.
   Look PinAndLook(std::uint64_t session);
   Finding LookAt(StepItem& item, std::uint64_t session);
   bool Resolve(SequenceState& sequence, const shm::Word* lane_words);
@@ -74,19 +77,20 @@ class MappedStep final : public StepEngine, public SlotState {
   absl::Status WaitForRing(const StepItem& item, Clock::TimePoint deadline, Clock::Duration waited,
                            Clock::Duration& pause);
 
-  // Inside the gate. Whether a step is at the batch's sequences, for the daemon to see.
+  // Inside the gate. Tells the daemon whether a step uses the batch's sequences.
   void MarkInStep(bool in_step);
   bool StillPinned() const;
   absl::Status AppendRows(std::uint32_t layer, std::span<const std::byte> key,
                           std::span<const std::byte> value);
   absl::Status AttendRows(std::uint32_t layer, const StepTensors& tensors);
-  // A lane led out of bounds: under a pin that was taken back, or else it is broken.
+  // The error for a lane that points out of bounds: the pin was revoked, or the lane is corrupt.
   absl::Status OutOfBounds(const absl::Status& where);
-  // Of what was attended with where the host cannot read it.
+  // Observes queries in GPU memory, once the step has settled.
   absl::Status ObserveSettled();
   absl::Status Commit(std::span<const std::uint32_t> accepted);
   bool TailsStand() const;
-  // Outside the gate, after a commit whose tails went meanwhile. OK where all of it counts.
+  // Outside the gate, after a commit during which tails were closed. OK if all sequences hold the
+  // new tokens.
   absl::Status AskWhatCounts();
   absl::Status TakeBack(bool changed);
 
@@ -101,8 +105,8 @@ class MappedStep final : public StepEngine, public SlotState {
 
   bool open_ = false;
   bool pinned_ = false;
-  bool marked_ = false;    // MarkInStep(true), and nothing since
-  bool doubtful_ = false;  // committed to tails that went at the same moment
+  bool marked_ = false;    // MarkInStep(true) was called last
+  bool doubtful_ = false;  // a tail was closed at the moment of the commit
   std::uint64_t pin_ = 0;  // the word in the reader slot
   Session* session_ = nullptr;
   StepBatch batch_;

@@ -55,7 +55,7 @@ absl::Status RemoteStep::Append(std::uint32_t layer, std::span<const std::byte> 
         AppendItem(item, layer, key.subspan(first, bytes), value.subspan(first, bytes));
     if (status.ok()) continue;
     status = LearnPositionShift(*session_, *item.sequence, status);
-    // Some sequences have the layer and some do not: nothing of the step can be committed.
+    // Some sequences hold the layer and others do not, so nothing of the step can be committed.
     Abandon();
     return status;
   }
@@ -146,7 +146,7 @@ void RemoteStep::Abandon() {
   batch_.ForgetRows();
   if (std::exchange(touched_, false)) {
     for (StepItem& item : batch_.items()) {
-      // Where it does not work, as in a pool without room for it, the next call does it.
+      // If this fails, for example in a full pool, the next call on the sequence does it.
       item.sequence->abandoned_rows = !TruncateItem(item, item.base).ok();
     }
   }

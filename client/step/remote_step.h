@@ -1,7 +1,7 @@
 // A step without mapped memory: rows and queries travel in RPCs, layer by layer.
 //
-// Appended rows are in the sequence at once, so what is not accepted is truncated at the end, and
-// an abandoned step is truncated whole.
+// The daemon appends rows to the sequence at once. So End truncates rejected tokens, and Abandon
+// truncates all of the step's tokens.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// How a step through mapped memory moves rows and attends, once its batch is pinned and resolved:
-// on the CPU, or on a GPU. Everything runs inside the gate, but for Settle.
+// Moves rows and computes attention for a step through mapped memory, on the CPU or on a GPU. The
+// batch is pinned and resolved. All calls but Settle run inside the gate.
 #pragma once
 
 #include <cstddef>
@@ -16,18 +16,19 @@ class StepBackend {
  public:
   virtual ~StepBackend() = default;
 
-  // The batch's lanes are resolved; it stays as it is until the step is over.
+  // The batch's lanes are resolved, and it does not change until the step is over.
   virtual absl::Status Begin(const StepBatch& batch, const StepOptions& options) = 0;
-  // Into the tail rings.
+  // Writes rows into the tail rings.
   virtual absl::Status Append(const StepBatch& batch, std::uint32_t layer,
                               std::span<const std::byte> key, std::span<const std::byte> value) = 0;
   virtual absl::Status Attend(const StepBatch& batch, std::uint32_t layer,
                               const StepTensors& tensors) = 0;
-  // Returns when all of it is done, and how it went. DATA_LOSS, from here or Attend: a lane led out
-  // of bounds, because the pin was taken back or because it is broken; the message says which lane.
+  // Waits for all work of the step and returns its status. DATA_LOSS, from here or from Attend: a
+  // lane points out of bounds, because the pin was revoked or the lane is corrupt; the message
+  // names the lane.
   virtual absl::Status Settle(const StepBatch& batch) = 0;
-  // Once it has settled: the queries that a layer was attended with, of rows that are observed
-  // alone (StepBatch::QueryRows). Empty: nobody asks, or tensors are host memory throughout.
+  // After Settle: the queries of a layer, of observed rows only (StepBatch::QueryRows). Empty if no
+  // policy observes them, or if all tensors are host memory.
   virtual std::span<const std::byte> SettledQueries(std::uint32_t layer) const = 0;
 };
 

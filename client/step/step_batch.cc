@@ -18,9 +18,9 @@ absl::Status CheckBytes(std::string_view what, std::size_t given, std::uint64_t 
                         kernels::ElementType type) {
   const std::uint64_t wanted = rows * heads * geometry.head_dim * kernels::ElementBytes(type);
   if (given == wanted) return absl::OkStatus();
-  return absl::InvalidArgumentError(Concat(what, " has ", given, " bytes; [", rows, " tokens][",
-                                           heads, " heads][", geometry.head_dim, "] of ",
-                                           kernels::ElementName(type), " has ", wanted));
+  return absl::InvalidArgumentError(Concat(what, " has ", given, " bytes; expected are [", rows,
+                                           " tokens][", heads, " heads][", geometry.head_dim,
+                                           "] of ", kernels::ElementName(type), ": ", wanted));
 }
 
 }  // namespace
@@ -28,7 +28,7 @@ absl::Status CheckBytes(std::string_view what, std::size_t given, std::uint64_t 
 absl::Status CheckOutputType(ElementType type, const BoundModel& model) {
   if (type == ElementType::kFp32 || ToKernels(type) == model.type()) return absl::OkStatus();
   return absl::InvalidArgumentError(Concat("output_type is ", kernels::ElementName(ToKernels(type)),
-                                           "; served are fp32 and the model's, ",
+                                           "; supported are fp32 and the model's type, ",
                                            kernels::ElementName(model.type())));
 }
 
@@ -49,12 +49,12 @@ absl::Status StepBatch::Take(std::span<Sequence* const> sequences, const StepOpt
     if (!use.ok()) {
       status = use.status();
     } else if ((*use)->model.get() != model_) {
-      status = absl::InvalidArgumentError(Concat("a step has one model; ", (*use)->id.ToString(),
-                                                 " is of ", (*use)->model->id().ToString(),
-                                                 ", the first of ", model_->id().ToString()));
+      status = absl::InvalidArgumentError(
+          Concat("all sequences of a step must have one model; ", (*use)->id.ToString(), " has ",
+                 (*use)->model->id().ToString(), ", the first has ", model_->id().ToString()));
     } else if (count == 0) {
       status = absl::InvalidArgumentError(
-          Concat("0 new tokens for ", (*use)->id.ToString(), "; a step has at least 1"));
+          Concat("0 new tokens for ", (*use)->id.ToString(), "; a step needs at least 1"));
     } else {
       const std::uint64_t base = (*use)->tokens;
       items_.push_back({*std::move(use), base, count, rows_});
@@ -90,7 +90,7 @@ absl::Status StepBatch::CheckAppend(std::uint32_t layer, std::span<const std::by
   if (absl::Status status = CheckLayer(layer); !status.ok()) return status;
   if (appended_[layer]) {
     return absl::FailedPreconditionError(
-        Concat("layer ", layer, " has been appended in this step already"));
+        Concat("layer ", layer, " has already been appended in this step"));
   }
   const kernels::LayerGeometry& geometry = model_->geometry(layer);
   absl::Status status =
@@ -111,7 +111,7 @@ const kernels::SelectionRule* RuleOf(const StepItem& item, std::uint32_t layer,
   if (named.has_value()) return &*named;
   const std::optional<PolicySelection>& policy = item.sequence->selection;
   if (!policy.has_value() || layer < policy->dense_layers) return nullptr;
-  // More tokens than share a choice are a prompt, which reads everything.
+  // More tokens than a selection allows are a prompt, which reads everything.
   return item.new_tokens <= kMaxSelectingTokens ? &policy->rule : nullptr;
 }
 
@@ -136,9 +136,9 @@ absl::Status StepBatch::CheckAttend(std::uint32_t layer, const StepTensors& tens
                         ToKernels(tensors.output_type));
   }
   if (status.ok() && !tensors.lse.empty() && tensors.lse.size() != rows_ * geometry.query_heads) {
-    status = absl::InvalidArgumentError(Concat("lse has ", tensors.lse.size(), " floats; [", rows_,
-                                               " tokens][", geometry.query_heads, " heads] has ",
-                                               rows_ * geometry.query_heads));
+    status = absl::InvalidArgumentError(
+        Concat("lse has ", tensors.lse.size(), " floats; expected are [", rows_, " tokens][",
+               geometry.query_heads, " heads]: ", rows_ * geometry.query_heads));
   }
   return status;
 }
@@ -186,14 +186,15 @@ void StepBatch::ListObserved(std::vector<RowRun>& runs) const {
 
 absl::Status StepBatch::CheckEnd(std::span<const std::uint32_t> accepted) const {
   if (std::find(appended_.begin(), appended_.end(), false) != appended_.end()) {
-    return absl::FailedPreconditionError(Concat(
-        "nothing can be committed before every layer is appended; missing: ", MissingLayers()));
+    return absl::FailedPreconditionError(
+        Concat("the step cannot be committed before every layer is appended; missing: ",
+               MissingLayers()));
   }
   const auto refused = std::find(refused_.begin(), refused_.end(), true);
   if (refused != refused_.end()) {
-    return absl::FailedPreconditionError(Concat("nothing can be committed: the queries of layer ",
-                                                refused - refused_.begin(),
-                                                " were refused, and no others have come"));
+    return absl::FailedPreconditionError(
+        Concat("the step cannot be committed: the queries of layer ", refused - refused_.begin(),
+               " were refused; attend it again with valid ones"));
   }
   if (accepted.empty()) return absl::OkStatus();
   if (accepted.size() != items_.size()) {
@@ -202,15 +203,15 @@ absl::Status StepBatch::CheckEnd(std::span<const std::uint32_t> accepted) const 
   }
   for (std::size_t i = 0; i < accepted.size(); ++i) {
     if (accepted[i] > items_[i].new_tokens) {
-      return absl::InvalidArgumentError(Concat(accepted[i], " tokens of ",
-                                               items_[i].sequence->id.ToString(),
-                                               " accepted; the step has ", items_[i].new_tokens));
+      return absl::InvalidArgumentError(Concat(accepted[i], " accepted tokens of ",
+                                               items_[i].sequence->id.ToString(), "; the step has ",
+                                               items_[i].new_tokens));
     }
   }
   return absl::OkStatus();
 }
 
-// "0, 3-7, 31".
+// For example "0, 3-7, 31".
 std::string StepBatch::MissingLayers() const {
   std::string text;
   for (std::size_t i = 0; i < appended_.size(); ++i) {

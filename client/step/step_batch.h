@@ -1,4 +1,4 @@
-// The sequences of one step, and the checks that both doors make.
+// The sequences of one step, and the argument checks that both transports share.
 #pragma once
 
 #include <cstdint>
@@ -19,14 +19,14 @@ struct StepItem {
   SequenceUse sequence;
   std::uint64_t base;  // tokens committed when the step began
   std::uint32_t new_tokens;
-  std::uint64_t first_row;                    // of its tokens in the step's tensors
-  const shm::SequenceBlock* block = nullptr;  // where memory is mapped
+  std::uint64_t first_row;                    // of its tokens, in the step's tensors
+  const shm::SequenceBlock* block = nullptr;  // only if memory is mapped
 };
 
-// Kept and used again, so that a step allocates nothing once its batch has been seen.
+// Reused from step to step, so that a step with a known batch allocates nothing.
 class StepBatch {
  public:
-  // Takes the use of every sequence. Errors leave the batch empty.
+  // Takes exclusive use of every sequence. Errors leave the batch empty.
   absl::Status Take(std::span<Sequence* const> sequences, const StepOptions& options);
   void Release();
 
@@ -43,22 +43,23 @@ class StepBatch {
   absl::Status CheckAppend(std::uint32_t layer, std::span<const std::byte> key,
                            std::span<const std::byte> value) const;
   absl::Status CheckAttend(std::uint32_t layer, const StepTensors& tensors) const;
-  // Takes what the policies of the sequences ask for of queries that are decoded. Host memory: all
-  // rows of the step, or those that are observed alone, one after another.
+  // Which rows a call of Observe passes: all rows of the step, or only those of sequences whose
+  // policies observe them, one after another.
   enum class QueryRows : std::uint8_t { kAll, kObserved };
-  // INVALID_ARGUMENT where a policy that learns from every query would never be rid of one; then
-  // nobody has seen any.
+  // Lets the sequences' policies observe decoded queries, which are in host memory.
+  // INVALID_ARGUMENT if a policy that learns from every query cannot use one of them; then no query
+  // has been observed.
   absl::Status Observe(std::uint32_t layer, std::span<const std::byte> query, QueryRows rows);
-  // Which those are, in runs of the step's tensors.
+  // Lists the observed rows, as ranges of rows of the step's tensors.
   struct RowRun {
     std::uint64_t first;
     std::uint64_t count;
   };
   void ListObserved(std::vector<RowRun>& runs) const;
-  // That every layer was appended and that `accepted` fits.
+  // Checks that every layer was appended and that `accepted` fits.
   absl::Status CheckEnd(std::span<const std::uint32_t> accepted) const;
 
-  // Nothing counts of what the step has shown.
+  // Discards the observations of the step.
   void ForgetRows() {
     for (const StepItem& item : items_) {
       if (item.sequence->observer != nullptr) item.sequence->observer->CutRowsTo(item.base);
@@ -74,12 +75,12 @@ class StepBatch {
   const BoundModel* model_ = nullptr;
   std::uint64_t rows_ = 0;
   std::vector<bool> appended_;  // per layer
-  std::vector<bool> refused_;   // likewise: its queries, by Observe
+  std::vector<bool> refused_;   // per layer: Observe refused its queries
 };
 
-// The rule that a call names for all items.
+// The rule that a call sets for all items.
 std::optional<kernels::SelectionRule> RuleOf(const StepTensors& tensors);
-// The rule of an item: `named` by the call, or else that of its policy.
+// The rule of an item: `named` by the call, else that of its policy.
 const kernels::SelectionRule* RuleOf(const StepItem& item, std::uint32_t layer,
                                      const std::optional<kernels::SelectionRule>& named);
 

@@ -1,4 +1,4 @@
-// How a transport performs a step.
+// The implementation of a step by one transport.
 #pragma once
 
 #include <cstddef>
@@ -20,8 +20,8 @@ class StepEngine {
   virtual absl::Status End(std::span<const std::uint32_t> accepted) = 0;
   virtual bool open() const = 0;
   virtual void Abandon() = 0;
-  // The step is over, and the caller has finished with it: the next call, of any thread, may begin
-  // another step in its place.
+  // Called when the step is over and the caller has dropped it: any thread may then reuse the
+  // engine for another step.
   virtual void Release() = 0;
 };
 

@@ -346,8 +346,10 @@ TEST_F(Offload, CompressedSequencesComeBackBitForBit) {
   ASSERT_NO_FATAL_FAILURE(Start({}));
   for (const bool mapped : {true, false}) {
     const std::unique_ptr<client::Worker> worker = Attach(mapped);
-    for (const char* policy : {"dense", "mosaickv:keep=0.25", "quest", "streaming:sink=4,recent=60",
-                               "semanticache+mosaickv+int8", "lacache:span=2"}) {
+    for (const char* policy :
+         {"dense", "mosaickv:keep=0.25",
+          "mosaickv:keep=0.25,loss_k=1,loss_v=1,min_segment=32,floor=32", "quest",
+          "streaming:sink=4,recent=60", "semanticache+mosaickv+int8", "lacache:span=2"}) {
       SCOPED_TRACE(policy);
       auto made = NewTrack(*worker, policy);
       ASSERT_TRUE(made.ok()) << made.status();

@@ -140,7 +140,7 @@ TEST_P(ByPlace, WhatAnotherSessionHasMovedIsNoticed) {
   EXPECT_TRUE(absl::IsAborted(step->End()));
   const absl::Status noticed = mapped_->BeginStep(batch).status();
   EXPECT_TRUE(absl::IsFailedPrecondition(noticed)) << noticed;
-  EXPECT_THAT(std::string(noticed.message()), HasSubstr("another one has had it compressed"));
+  EXPECT_THAT(std::string(noticed.message()), HasSubstr("another caller has compressed"));
   EXPECT_EQ(sequence.tokens(), 90u);
   EXPECT_EQ(sequence.next_position(), 90 - response.position_shift());
   EXPECT_LT(sequence.next_position(), before);
@@ -197,7 +197,7 @@ TEST_P(ByPlace, WhatAnotherSessionHasMovedIsNoticedByCalls) {
     const std::uint64_t tokens = sequence->tokens();
     const absl::Status noticed = more(/*meanwhile=*/true);
     EXPECT_TRUE(absl::IsFailedPrecondition(noticed)) << noticed;
-    EXPECT_THAT(std::string(noticed.message()), HasSubstr("another one has had it compressed"));
+    EXPECT_THAT(std::string(noticed.message()), HasSubstr("another caller has compressed"));
     EXPECT_GT(shift, 0u);
     EXPECT_EQ(sequence->next_position(), tokens - shift);
     EXPECT_TRUE(more(false).ok());

@@ -3,7 +3,7 @@
 
 #include "tessera/tessera.h"
 
-/* Attaches to an address where nobody is; returns the code, and the message in `error`. */
+/* Attaches to an address that no daemon serves. Returns the code; `error` receives the message. */
 tessera_code AttachFromC(const char* address, tessera_error* error) {
   tessera_attach_options options = TESSERA_ATTACH_OPTIONS_INIT;
   tessera_worker* worker = NULL;
