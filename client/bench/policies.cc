@@ -483,14 +483,8 @@ absl::StatusOr<Report> RunPolicies(const Options& options) {
              " tokens of generated rows; errors are measured with queries the policy did not "
              "observe"));
   report.notes.push_back(
-<<<<<<< ours
-      "kept mass: of tokens that have their own entry, whether a query reads it or not; under "
-      "mosaickv a query reads a tenth or 1,024 entries, whichever is more (mosaickv_reads_all: "
-      "everything). A merged entry counts as its first token; judge it by the error");
-=======
-      "kept mass counts tokens with an entry of their own, read or not; a merged entry counts as "
-      "the token it began with: the error alone tells what it is worth");
->>>>>>> theirs
+      "kept mass: of tokens that have their own entry, whether a query reads it or not. A merged "
+      "entry counts as its first token; judge it by the error");
   report.notes.push_back(
       "jaccard: of the tokens that adjacent layers keep, first head, mean; each layer has its own "
       "rows for the same text");
