@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "daemon/base/ids.h"
+#include "tessera/ids.h"
 #include "tessera/v1/tessera.pb.h"
 
 namespace tessera::client {

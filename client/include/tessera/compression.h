@@ -14,14 +14,14 @@ namespace tessera::client {
 // The type of the values in a packed row.
 enum class ValueType : std::uint8_t { kBf16 = 1, kFp16 = 2, kInt8 = 3, kFp8 = 4 };
 
-// What a selection judges a block of entries by.
+// The summary by which a selection scores a block of entries.
 enum class Summary : std::uint8_t {
   kNone = 0,
   kMean = 1,    // the mean key
   kMinMax = 2,  // the least and the greatest key, per channel
 };
 
-// The form of rows: of the first `channels` channels of each rotated key or value the largest
+// How rows are packed: of the first `channels` channels of each rotated key or value the largest
 // `kept_channels` are kept, in whole groups of `group`.
 struct Packing {
   std::uint32_t kept_channels = 0;
@@ -70,7 +70,7 @@ struct LaneOutcome {
   double loss_limit = 0;
   bool of_values = false;         // the loss is that of values, not of keys
   std::uint64_t more_tokens = 0;  // that would change it; 0: unknown, or none would
-  std::string text;               // all of it in one sentence
+  std::string text;               // the outcome in one sentence
 };
 
 // Lanes with the same state and reason.

@@ -1,4 +1,4 @@
-// Which tokens of a vocabulary end a chunk of text, where nobody has listed them.
+// Finds the tokens of a vocabulary that end a chunk of text.
 #pragma once
 
 #include <cstdint>
@@ -8,12 +8,12 @@
 
 namespace tessera::client {
 
-// Whether a token's text is nothing but `.` `,` `?` `!` `;` `:`, blanks, tabs and line ends: ".\n"
-// is, " and" and ", and" are not. The empty text, of tokens that stand for no text, is none.
+// Whether a token's text consists only of `.` `,` `?` `!` `;` `:`, blanks, tabs and line ends:
+// ".\n" does, ", and" does not. The empty text does not.
 bool IsDelimiter(std::string_view text);
 
-// Of `texts[i]`, the text of token i as a tokenizer decodes it alone: ModelGeometry's
-// delimiter_token_ids, ascending.
+// Returns ModelGeometry::delimiter_token_ids, ascending. `texts[i]` is the text of token i as a
+// tokenizer decodes it alone.
 std::vector<std::uint32_t> DelimiterTokens(std::span<const std::string_view> texts);
 
 }  // namespace tessera::client

@@ -56,12 +56,12 @@ struct SegmentRun {
 struct LaneDescription {
   std::uint32_t layer = 0;
   std::uint32_t kv_head = 0;
-  std::uint64_t tokens = 0;        // that the entries are left of
+  std::uint64_t tokens = 0;        // that the entries stand for, dropped ones included
   std::uint64_t entries = 0;       // in segments
   std::uint64_t tail_entries = 0;  // committed, in the tail ring
   std::uint32_t segments = 0;
   std::uint64_t tile_bytes = 0;
-  double tokens_kept = 1;  // shares of what the lane was given; see SequenceDescription
+  double tokens_kept = 1;  // shares of what was appended; see SequenceDescription
   double elements_kept = 1;
   double bytes_kept = 1;
   std::vector<SegmentRun> runs;

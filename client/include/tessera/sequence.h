@@ -26,9 +26,8 @@ struct AppendTensors {
   std::uint64_t tokens = 0;
   std::uint32_t first_layer = 0;
   std::uint32_t layers = 0;  // 0: all from first_layer on; they must have the same shape
-  // The prompt of these layers ends with these rows: they are compressed in the background. Of
-  // every layer that is to be compressed: a layer for which it is not given waits. EndPrompt says
-  // it of all layers at once.
+  // The prompt of these layers ends with these rows: the daemon compresses them in the background.
+  // Set it for every layer: others remain uncompressed. EndPrompt ends the prompt of all layers.
   bool end_of_prompt = false;
 };
 

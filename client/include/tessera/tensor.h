@@ -23,7 +23,7 @@ class Tensor {
   ~Tensor();
 
   std::uint64_t size() const { return bytes_; }
-  // For StepTensors. The host must not follow it if it is GPU memory.
+  // For StepTensors. The host must not dereference it if it is GPU memory.
   std::byte* data() const { return data_; }
   std::span<std::byte> bytes() const { return {data_, bytes_}; }
 

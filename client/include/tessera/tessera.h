@@ -1,13 +1,12 @@
-/* The C interface of the Tessera client library. client/README.md explains the terms and the rules
- * for threads.
+/* The C interface of the Tessera client library. deploy/docs/api.md is the guide.
  *
  * Every call that can fail returns a tessera_code, TESSERA_OK on success, and fills `error` if it
- * is not NULL. Handles are opaque; a failed call leaves the handle that it would have returned as
- * it was. Strings are UTF-8 and NUL-terminated. NULL for an optional pointer means none; NULL for
- * any other pointer answers TESSERA_INVALID_ARGUMENT, or 0 or "" from calls without a tessera_code.
+ * is not NULL. Handles are opaque; a failed call does not change its output handle. Strings are
+ * UTF-8 and NUL-terminated. NULL for an optional pointer means none. NULL for any other pointer
+ * answers TESSERA_INVALID_ARGUMENT; calls without a tessera_code return 0 or "".
  *
- * Structs of options start with their own size, so that a program built against an older header
- * goes on working: use the *_INIT macros, then set what differs.
+ * Structs of options start with their own size, so programs built against an older header keep
+ * working. Initialize them with the *_INIT macros, then set the fields that differ.
  */
 #ifndef TESSERA_CLIENT_TESSERA_H_
 #define TESSERA_CLIENT_TESSERA_H_
@@ -26,7 +25,7 @@ extern "C" {
 #define TESSERA_API
 #endif
 
-/* Changes only where a program built against an older header would break. */
+/* Changes only when programs built against an older header would break. */
 #define TESSERA_ABI_VERSION 1
 TESSERA_API uint32_t tessera_abi_version(void);
 /* The release, "0.1.0". */
@@ -44,7 +43,7 @@ typedef enum tessera_code {
   TESSERA_PERMISSION_DENIED = 7,
   TESSERA_RESOURCE_EXHAUSTED = 8,
   TESSERA_FAILED_PRECONDITION = 9,
-  TESSERA_ABORTED = 10, /* of a step: nothing was committed, do it again */
+  TESSERA_ABORTED = 10, /* a step: nothing was committed, repeat it */
   TESSERA_OUT_OF_RANGE = 11,
   TESSERA_UNIMPLEMENTED = 12,
   TESSERA_INTERNAL = 13,
@@ -70,8 +69,8 @@ typedef enum tessera_cause {
   TESSERA_CAUSE_ARGUMENT = 12        /* an argument is wrong */
 } tessera_cause;
 
-/* The error of one call, in the caller's memory. Longer messages are cut; they always end with NUL.
- * The size is fixed: a program built before `cause` existed reads a message that ends earlier. */
+/* The error of one call, in the caller's memory. Longer messages are truncated; they always end
+ * with NUL. The size of the struct never changes. */
 typedef struct tessera_error {
   tessera_code code;
   char message[1008];
@@ -96,19 +95,19 @@ typedef struct tessera_attach_options {
   const char* group;        /* tensor-parallel group */
   uint32_t rank;
   uint32_t group_size;
-  int32_t map_memory;         /* 0: everything through RPC */
-  int32_t reattach_automatic; /* 1: attach again, unasked, when the lease is lost */
+  int32_t map_memory;         /* 0: use RPC for everything */
+  int32_t reattach_automatic; /* 1: reattach automatically when the lease is lost */
   uint64_t attach_timeout_ms;
   uint64_t rpc_timeout_ms;
   uint64_t reattach_timeout_ms;
-  /* Over TCP: 1 for TLS, implied by any of the following. PEM files. */
+  /* TLS over TCP: 1 enables it, and so does any of the following. PEM files. */
   int32_t tls;
-  const char* tls_ca_file;          /* who issued the daemon's certificate; NULL: the system's */
-  const char* tls_certificate_file; /* this worker's own, where the daemon asks for one */
-  const char* tls_key_file;         /* the private key of that */
+  const char* tls_ca_file;          /* issuer of the daemon's certificate; NULL: the system's */
+  const char* tls_certificate_file; /* this worker's, if the daemon requires one */
+  const char* tls_key_file;         /* the private key of that certificate */
   const char* tls_server_name;      /* in the daemon's certificate; NULL: the address's host */
-  /* Told of calls that succeed and most likely do not do what was meant, once for each sequence, on
-   * the thread of the call that notices it. NULL: one line to stderr, at most one a minute. */
+  /* Called with a warning about a call that succeeded but probably did not do what was meant, once
+   * per sequence, on the thread of that call. NULL: one line to stderr, at most one a minute. */
   void (*on_warning)(const char* warning, void* context);
   void* warning_context;
 } tessera_attach_options;
@@ -120,13 +119,13 @@ typedef struct tessera_attach_options {
 
 TESSERA_API tessera_code tessera_attach(const tessera_attach_options* options,
                                         tessera_worker** worker, tessera_error* error);
-/* Frees the worker's sequences in the daemon. Handles that are left answer UNAVAILABLE; destroy
- * them all the same. NULL is allowed, as in every *_destroy. */
+/* Frees the worker's sequences in the daemon. Remaining handles answer UNAVAILABLE and must still
+ * be destroyed. NULL is allowed, as in every *_destroy. */
 TESSERA_API void tessera_detach(tessera_worker* worker);
 /* TESSERA_OK while attached; else TESSERA_UNAVAILABLE with the reason. */
 TESSERA_API tessera_code tessera_status(const tessera_worker* worker, tessera_error* error);
-/* Attaches again after the lease was lost. `gone` (optional) receives how many sequences are gone;
- * their handles answer TESSERA_NOT_FOUND. */
+/* Attaches again after the lease was lost. `gone` (optional) receives the number of lost sequences,
+ * whose handles answer TESSERA_NOT_FOUND. */
 TESSERA_API tessera_code tessera_reattach(tessera_worker* worker, size_t* gone,
                                           tessera_error* error);
 TESSERA_API int tessera_is_mapped(const tessera_worker* worker);
@@ -142,7 +141,7 @@ typedef struct tessera_layer {
   float scale;             /* 0: 1 / sqrt(head_dim) */
   uint32_t sliding_window; /* 0: none */
   float logit_softcap;     /* 0: none */
-  const float* sinks;      /* query_heads of them, or NULL */
+  const float* sinks;      /* one per query head, or NULL */
 } tessera_layer;
 #define TESSERA_LAYER_INIT \
   { 0, 0, 0, 0, 0, 0, NULL }
@@ -155,19 +154,18 @@ typedef struct tessera_model_options {
   size_t layer_count;
   double rope_theta; /* 0: no rotary positions */
   int32_t rope_interleaved;
-  /* The model's own inverse frequencies, head_dim / 2 of them or fewer; NULL: those of rope_theta.
-   */
+  /* The model's inverse frequencies, at most head_dim / 2; NULL: computed from rope_theta. */
   const double* rope_frequencies;
   size_t rope_frequency_count;
-  /* Of the tokens that end a chunk of text, for policies that cut it there; or NULL. */
+  /* The tokens that end a chunk of text, for policies that split text into chunks; or NULL. */
   const uint32_t* delimiter_token_ids;
   size_t delimiter_count;
 } tessera_model_options;
 #define TESSERA_MODEL_OPTIONS_INIT \
   { sizeof(tessera_model_options), NULL, TESSERA_BF16, NULL, 0, 0, 0, NULL, 0, NULL, 0 }
 
-/* Of the `count` tokens whose texts these are, those that are nothing but . , ? ! ; : and white
-   space: how many there are. They are written to `ids`, ascending, unless it is NULL. */
+/* Counts the tokens whose texts consist only of . , ? ! ; : and white space. texts[i] is the text
+ * of token i. Their ids are written to `ids`, ascending, unless it is NULL. */
 TESSERA_API size_t tessera_delimiters(const char* const* texts, size_t count, uint32_t* ids);
 
 TESSERA_API tessera_code tessera_register_model(tessera_worker* worker,
@@ -177,11 +175,11 @@ TESSERA_API void tessera_model_destroy(tessera_model* model);
 
 /* ---- sequences ---------------------------------------------------------------------------- */
 
-/* `policy`: NULL or a name. */
+/* `policy`: NULL (dense) or the text of a policy. */
 TESSERA_API tessera_code tessera_sequence_create(tessera_worker* worker, const tessera_model* model,
                                                  const char* policy, tessera_sequence** sequence,
                                                  tessera_error* error);
-/* A sequence that another session has handed over to this one. */
+/* The handle of a sequence that another session has handed over to this one. */
 TESSERA_API tessera_code tessera_sequence_adopt(tessera_worker* worker, const tessera_model* model,
                                                 uint64_t sequence_id, tessera_sequence** sequence,
                                                 tessera_error* error);
@@ -190,7 +188,7 @@ TESSERA_API void tessera_sequence_destroy(tessera_sequence* sequence);
 TESSERA_API uint64_t tessera_sequence_id(const tessera_sequence* sequence);
 TESSERA_API uint64_t tessera_sequence_tokens(const tessera_sequence* sequence);
 /* The rotary position of the next token's query and key: its number, unless the policy moves
- * positions. */
+ * positions. Constant within a step. */
 TESSERA_API uint64_t tessera_sequence_next_position(const tessera_sequence* sequence);
 /* Valid as long as the handle. */
 TESSERA_API const char* tessera_sequence_policy(const tessera_sequence* sequence);
@@ -203,18 +201,18 @@ typedef struct tessera_append {
   uint64_t tokens;
   uint32_t first_layer;
   uint32_t layers;       /* 0: all from first_layer on */
-  int32_t end_of_prompt; /* of these layers; tessera_sequence_end_prompt says it of all */
+  int32_t end_of_prompt; /* of these layers; tessera_sequence_end_prompt: all */
 } tessera_append;
 #define TESSERA_APPEND_INIT \
   { sizeof(tessera_append), NULL, NULL, 0, 0, 0, 0, 0 }
 
-/* In bulk. `tokens` (optional) receives what every layer holds then. */
+/* Appends in bulk. `tokens` (optional) receives the tokens that every layer holds afterwards. */
 TESSERA_API tessera_code tessera_sequence_append(tessera_sequence* sequence,
                                                  const tessera_append* append, uint64_t* tokens,
                                                  tessera_error* error);
 TESSERA_API tessera_code tessera_sequence_fork(tessera_sequence* sequence, tessera_sequence** child,
                                                tessera_error* error);
-/* Under a policy of its own; NULL: the daemon's. */
+/* With another policy; NULL: dense. */
 TESSERA_API tessera_code tessera_sequence_fork_as(tessera_sequence* sequence, const char* policy,
                                                   tessera_sequence** child, tessera_error* error);
 TESSERA_API tessera_code tessera_sequence_truncate(tessera_sequence* sequence, uint64_t tokens,
@@ -223,11 +221,11 @@ TESSERA_API tessera_code tessera_sequence_park(tessera_sequence* sequence, tesse
 TESSERA_API tessera_code tessera_sequence_handover(tessera_sequence* sequence,
                                                    uint64_t to_session_id, tessera_error* error);
 
-/* Moves what it alone holds to the daemon's host memory; any call that needs it brings it back.
- * `moved_bytes` (optional): of the pool. */
+/* Moves the memory that only this sequence holds to the daemon's host tier; any call that needs it
+ * restores it. `moved_bytes` (optional) receives the bytes of the pool that this frees. */
 TESSERA_API tessera_code tessera_sequence_offload(tessera_sequence* sequence, uint64_t* moved_bytes,
                                                   tessera_error* error);
-/* Brings it back before it is needed. */
+/* Restores it ahead of time. */
 TESSERA_API tessera_code tessera_sequence_restore(tessera_sequence* sequence, tessera_error* error);
 
 typedef struct tessera_sequence_info {
@@ -246,13 +244,13 @@ TESSERA_API tessera_code tessera_sequence_describe(const tessera_sequence* seque
 
 /* ---- compression -------------------------------------------------------------------------- */
 
-/* What the sequence's policy asks to be shown of a prompt before it is compressed. */
+/* What the sequence's policy must observe of a prompt before it compresses it. */
 typedef struct tessera_needs {
   size_t struct_size;     /* set by the caller */
-  int32_t queries;        /* 1: the queries of its tokens */
-  int32_t keys;           /* 1: and their keys */
-  int32_t token_ids;      /* 1: the ids of its tokens */
-  int32_t while_decoding; /* 1: the policy also acts then; steps see to that */
+  int32_t queries;        /* 1: the queries of its tokens: tessera_sequence_observe */
+  int32_t keys;           /* 1: also their keys */
+  int32_t token_ids;      /* 1: their ids: tessera_sequence_observe_tokens */
+  int32_t while_decoding; /* 1: the policy also acts while decoding, in tessera_step_begin */
 } tessera_needs;
 TESSERA_API tessera_code tessera_sequence_needs(const tessera_sequence* sequence,
                                                 tessera_needs* needs, tessera_error* error);
@@ -264,27 +262,27 @@ typedef struct tessera_observation {
   uint64_t first_token;
   const void* query; /* [tokens][query_heads][head_dim], the model's type */
   size_t query_bytes;
-  const void* key; /* [tokens][kv_heads][head_dim]; NULL where they are not asked for */
+  const void* key; /* [tokens][kv_heads][head_dim]; NULL unless needs.keys */
   size_t key_bytes;
-  uint64_t prompt_tokens; /* how long the prompt will be; 0: that is not known */
+  uint64_t prompt_tokens; /* how long the prompt will be; 0: unknown */
 } tessera_observation;
 #define TESSERA_OBSERVATION_INIT \
   { sizeof(tessera_observation), 0, 0, NULL, 0, NULL, 0, 0 }
 
-/* Takes of these rows what the policy asks for, and keeps it here until the sequence is compressed.
- * Before the append that ends the prompt, layer by layer, in the order of tokens. */
+/* Keeps what the policy needs of these rows in this process until the sequence is compressed. Call
+ * it before the append that ends the prompt, layer by layer, in the order of tokens. */
 TESSERA_API tessera_code tessera_sequence_observe(tessera_sequence* sequence,
                                                   const tessera_observation* observation,
                                                   tessera_error* error);
 TESSERA_API tessera_code tessera_sequence_observe_tokens(tessera_sequence* sequence,
                                                          uint64_t first_token, const uint32_t* ids,
                                                          size_t count, tessera_error* error);
-/* Has the daemon compress what there is as the policy says, as at the end of a prompt, and waits
- * for the end of that. */
+/* Has the daemon compress the sequence as its policy says, as at the end of a prompt, and waits
+ * until it has finished. */
 TESSERA_API tessera_code tessera_sequence_compress(tessera_sequence* sequence,
                                                    tessera_error* error);
-/* Says that the prompt has ended in every layer, so that what there is gets compressed in the
- * background: as an append with end_of_prompt for all layers, without rows. Waits for nothing. */
+/* Ends the prompt in every layer: the daemon compresses it in the background. Does not wait. The
+ * same as an append with end_of_prompt for all layers, without rows. */
 TESSERA_API tessera_code tessera_sequence_end_prompt(tessera_sequence* sequence,
                                                      tessera_error* error);
 
@@ -292,13 +290,13 @@ TESSERA_API tessera_code tessera_sequence_end_prompt(tessera_sequence* sequence,
 
 typedef struct tessera_publish_options {
   size_t struct_size;
-  uint64_t ttl_ms; /* while nobody uses it; 0: no limit */
-  int32_t pinned;  /* 1: stays until it is freed by name */
+  uint64_t ttl_ms; /* how long it may be unused; 0: no limit */
+  int32_t pinned;  /* 1: kept until it is freed by id */
 } tessera_publish_options;
 #define TESSERA_PUBLISH_OPTIONS_INIT \
   { sizeof(tessera_publish_options), 0, 0 }
 
-/* Of the first `count` tokens, which have these ids: all that it holds, unless its policy keeps
+/* Publishes the first `count` tokens, which have these ids: all tokens, unless the policy keeps
  * every token. `prefix_id` and `deduplicated` are optional. */
 TESSERA_API tessera_code tessera_sequence_publish(tessera_sequence* sequence,
                                                   const uint32_t* token_ids, size_t count,
@@ -308,11 +306,11 @@ TESSERA_API tessera_code tessera_sequence_publish(tessera_sequence* sequence,
 
 typedef struct tessera_match_options {
   size_t struct_size;
-  const char* policy; /* NULL or a name */
+  const char* policy; /* as tessera_sequence_create takes it */
   const uint32_t* token_ids;
   size_t token_count;
-  uint64_t wait_ms;     /* for what another worker computes */
-  int32_t will_compute; /* 1: this worker computes what is not found, and publishes it */
+  uint64_t wait_ms;     /* how long to wait for another worker's computation */
+  int32_t will_compute; /* 1: this worker computes the missing tokens and publishes them */
 } tessera_match_options;
 #define TESSERA_MATCH_OPTIONS_INIT \
   { sizeof(tessera_match_options), NULL, NULL, 0, 0, 0 }
@@ -330,11 +328,11 @@ typedef struct tessera_prefix_match {
 TESSERA_API tessera_code tessera_match(tessera_worker* worker, const tessera_model* model,
                                        const tessera_match_options* options,
                                        tessera_prefix_match* match, tessera_error* error);
-/* A sequence that begins with the first `tokens` of what was matched; 0: all of it. */
+/* Creates a sequence that begins with the first `tokens` matched tokens; 0: all of them. */
 TESSERA_API tessera_code tessera_fork_prefix(tessera_worker* worker, const tessera_model* model,
                                              const tessera_prefix_match* match, uint64_t tokens,
                                              tessera_sequence** sequence, tessera_error* error);
-/* Of a prefix: nobody finds it any more. Of a computation: it will not come about. */
+/* Removes a prefix from the index, or withdraws an announced computation. */
 TESSERA_API tessera_code tessera_free_id(tessera_worker* worker, uint64_t id, tessera_error* error);
 
 /* ---- decode ------------------------------------------------------------------------------- */
@@ -349,18 +347,18 @@ typedef struct tessera_step_options {
   size_t struct_size;
   uint32_t new_tokens;               /* of each sequence */
   const uint32_t* new_tokens_each;   /* or one count per sequence */
-  uint64_t timeout_ms;               /* for space in the tail rings */
+  uint64_t timeout_ms;               /* how long to wait for space in the tail rings */
   tessera_parallel_for parallel_for; /* NULL: the calling thread alone */
   void* parallel_context;
-  /* A cudaStream_t, where the session maps a GPU's memory; NULL: a stream of the step's own. */
+  /* A cudaStream_t, if the session maps a GPU's memory; NULL: the step's own stream. */
   void* cuda_stream;
 } tessera_step_options;
 #define TESSERA_STEP_OPTIONS_INIT \
   { sizeof(tessera_step_options), 1, NULL, 1000, NULL, NULL, NULL }
 
 /* Dense rows, token after token, sequence after sequence: [batch][new tokens][heads][head_dim].
- * Where the session maps a GPU's memory: device memory, at multiples of 16 bytes, or host memory,
- * which is copied; results are there once tessera_step_end has returned. */
+ * If the session maps a GPU's memory: device memory, at multiples of 16 bytes, or host memory,
+ * which is copied. Results are complete once tessera_step_end has returned. */
 typedef struct tessera_step_tensors {
   size_t struct_size;
   const void* key; /* kv heads, the model's type */

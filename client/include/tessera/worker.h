@@ -108,8 +108,8 @@ class Worker {
   absl::StatusOr<SelectResult> Select(std::uint32_t layer, const SelectQuery& query,
                                       const SelectionRule& rule);
 
-  // Memory from which steps of the current attachment take tensors. (The worker's own will do,
-  // too.)
+  // Memory for tensors of steps: on the GPU if the session maps one, else on the host. Steps accept
+  // any other memory, too.
   absl::StatusOr<Tensor> NewTensor(std::uint64_t bytes);
 
   absl::StatusOr<DaemonStats> Stats();

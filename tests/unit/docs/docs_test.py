@@ -29,6 +29,8 @@ MAX_LINES = (
 )
 
 LINK = re.compile(r"\]\(([^)\s]+)\)")
+# A block that is quoted from a program, which is compiled and tested.
+QUOTE = re.compile(r"^<!-- from (\S+) -->\n```\w+\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 FENCE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 LITERALS = re.compile(r'"((?:\\.|[^"\\\n])*)"')
 
@@ -92,6 +94,20 @@ class Documents(unittest.TestCase):
                 wanted = fragment.strip().replace('"', '\\"')
                 with self.subTest(fragment):
                     self.assertTrue(wanted in source, "no message contains this")
+
+    def test_quoted_code_is_that_of_the_programs(self):
+        quoted = 0
+        for file in pages():
+            text = read(file)
+            blocks = QUOTE.findall(text)
+            self.assertEqual(len(blocks), len(re.findall(r"^<!-- from ", text, re.MULTILINE)),
+                             f"{file}: a mark without a block of code after it")
+            for program, block in blocks:
+                quoted += 1
+                with self.subTest(f"{file}: {program}"):
+                    self.assertTrue("\n" + block in "\n" + read(program),
+                                    f"not a contiguous part of {program}:\n{block}")
+        self.assertGreater(quoted, 5)
 
     @unittest.skipIf(TESSERAD is None, "no tesserad given")
     def test_configurations_load(self):
