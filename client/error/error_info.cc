@@ -15,11 +15,11 @@ namespace tessera::client {
 namespace {
 
 // Indexed by the number of the cause.
-constexpr std::array<std::string_view, 13> kNames = {
+constexpr std::array<std::string_view, 14> kNames = {
     "unspecified", "pool_full",       "quota",         "tail_ring_full", "reader_slots",
     "host_memory", "sequence_failed", "sequence_busy", "lease_lost",     "draining",
-    "pin_revoked", "policy",          "argument"};
-static_assert(kNames.size() == static_cast<std::size_t>(ErrorCause::kArgument) + 1);
+    "pin_revoked", "policy",          "argument",      "overloaded"};
+static_assert(kNames.size() == static_cast<std::size_t>(ErrorCause::kOverloaded) + 1);
 
 // The value of `key` in "key=value key=value"; empty if the key is missing.
 std::string_view ValueOf(std::string_view text, std::string_view key) {

@@ -24,6 +24,7 @@ enum class ErrorCause : std::uint32_t {
   kPinRevoked = 10,     // the step was aborted: begin it again
   kPolicy = 11,         // the policy does not allow it
   kArgument = 12,       // an argument is wrong
+  kOverloaded = 13,     // the daemon runs too many calls
 };
 
 struct ErrorInfo {

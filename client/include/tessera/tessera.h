@@ -66,7 +66,8 @@ typedef enum tessera_cause {
   TESSERA_CAUSE_DRAINING = 9,        /* the daemon is shutting down */
   TESSERA_CAUSE_PIN_REVOKED = 10,    /* the step was aborted: begin it again */
   TESSERA_CAUSE_POLICY = 11,         /* the policy does not allow it */
-  TESSERA_CAUSE_ARGUMENT = 12        /* an argument is wrong */
+  TESSERA_CAUSE_ARGUMENT = 12,       /* an argument is wrong */
+  TESSERA_CAUSE_OVERLOADED = 13      /* the daemon runs too many calls */
 } tessera_cause;
 
 /* The error of one call, in the caller's memory. Longer messages are truncated; they always end

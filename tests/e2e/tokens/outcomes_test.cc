@@ -77,7 +77,7 @@ class Outcomes : public PackedLanes {
   }
   // The daemon works in the background: looks a bounded number of times, without sleeping.
   bool Becomes(const client::Sequence& sequence,
-               const std::function<bool(const v1::DescribeResponse&)>& good) {
+               const std::function<bool(const client::SequenceDescription&)>& good) {
     for (int i = 0; i < 20000; ++i) {
       const auto described = sequence.Describe(/*lanes=*/true);
       EXPECT_TRUE(described.ok()) << described.status();
@@ -85,10 +85,11 @@ class Outcomes : public PackedLanes {
     }
     return false;
   }
-  static std::uint32_t Lanes(const v1::DescribeResponse& described, v1::LaneState state) {
+  static std::uint32_t Lanes(const client::SequenceDescription& described,
+                             client::LaneState state) {
     std::uint32_t lanes = 0;
-    for (const v1::OutcomeGroup& group : described.outcomes()) {
-      if (group.worst().state() == state) lanes += group.lanes();
+    for (const client::OutcomeGroup& group : described.outcomes) {
+      if (group.worst.state == state) lanes += group.lanes;
     }
     return lanes;
   }
@@ -106,24 +107,24 @@ TEST_F(Outcomes, APromptThatIsLeftDenseSaysWhy) {
   AppendNoise(sequence, 1000, All);
   const auto compressed = sequence.Compress();
   ASSERT_TRUE(compressed.ok()) << compressed.status();
-  EXPECT_EQ(compressed->tile_bytes_before(), compressed->tile_bytes_after());
-  ASSERT_EQ(compressed->outcomes_size(), 1);
-  const v1::OutcomeGroup& group = compressed->outcomes(0);
-  EXPECT_EQ(group.lanes(), 8u);
-  EXPECT_EQ(group.worst().state(), v1::LANE_STATE_DENSE);
-  EXPECT_EQ(group.worst().reason(), v1::COMPRESSION_REASON_LOSS_ABOVE_LIMIT);
-  EXPECT_GT(group.worst().loss(), group.worst().loss_limit());
-  EXPECT_EQ(group.worst().more_tokens(), 3096u);
-  EXPECT_THAT(group.worst().text(),
+  EXPECT_EQ(compressed->tile_bytes_before, compressed->tile_bytes_after);
+  ASSERT_EQ(compressed->outcomes.size(), 1u);
+  const client::OutcomeGroup& group = compressed->outcomes[0];
+  EXPECT_EQ(group.lanes, 8u);
+  EXPECT_EQ(group.worst.state, client::LaneState::kDense);
+  EXPECT_EQ(group.worst.reason, client::CompressionReason::kLossAboveLimit);
+  EXPECT_GT(group.worst.loss, group.worst.loss_limit);
+  EXPECT_EQ(group.worst.more_tokens, 3096u);
+  EXPECT_THAT(group.worst.text,
               AllOf(HasSubstr("left dense: loss of "), HasSubstr("is above loss_"),
                     HasSubstr("(segment of 1000 tokens, shorter than min_segment 4096)")));
-  EXPECT_THAT(warnings_, ElementsAre(HasSubstr(group.worst().text())));
+  EXPECT_THAT(warnings_, ElementsAre(HasSubstr(group.worst.text)));
   // Lane by lane, too.
   const auto described = sequence.Describe(/*lanes=*/true);
   ASSERT_TRUE(described.ok());
-  for (const v1::LaneDescription& lane : described->lane()) {
-    EXPECT_EQ(lane.outcome().reason(), v1::COMPRESSION_REASON_LOSS_ABOVE_LIMIT);
-    EXPECT_EQ(lane.outcome().dense_entries(), 1000u);
+  for (const client::LaneDescription& lane : described->lanes) {
+    EXPECT_EQ(lane.outcome.reason, client::CompressionReason::kLossAboveLimit);
+    EXPECT_EQ(lane.outcome.dense_entries, 1000u);
   }
   // Once for each sequence.
   ASSERT_TRUE(sequence.Compress().ok());
@@ -133,9 +134,9 @@ TEST_F(Outcomes, APromptThatIsLeftDenseSaysWhy) {
 TEST_F(Outcomes, WhoeverDecodesHearsOfItToo) {
   client::Sequence sequence = New("mosaickv:keep=0.25");
   AppendNoise(sequence, 300, All);
-  ASSERT_TRUE(Becomes(sequence, [](const v1::DescribeResponse& now) {
-    return now.outcomes_size() == 1 &&
-           now.outcomes(0).worst().reason() == v1::COMPRESSION_REASON_LOSS_ABOVE_LIMIT;
+  ASSERT_TRUE(Becomes(sequence, [](const client::SequenceDescription& now) {
+    return now.outcomes.size() == 1 &&
+           now.outcomes[0].worst.reason == client::CompressionReason::kLossAboveLimit;
   }));
   Decode(sequence, 40);
   EXPECT_THAT(warnings_, ElementsAre(AllOf(HasSubstr("has compressed nothing of the prompt of"),
@@ -148,15 +149,15 @@ TEST_F(Outcomes, ASecondCallSaysThatThereIsNothingNew) {
   AppendNoise(sequence, 128, None);
   const auto first = sequence.Compress();
   ASSERT_TRUE(first.ok()) << first.status();
-  ASSERT_EQ(first->outcomes_size(), 1) << first->DebugString();
-  EXPECT_EQ(first->outcomes(0).worst().state(), v1::LANE_STATE_COMPRESSED);
-  EXPECT_EQ(first->outcomes(0).worst().reason(), v1::COMPRESSION_REASON_NONE);
+  ASSERT_EQ(first->outcomes.size(), 1u);
+  EXPECT_EQ(first->outcomes[0].worst.state, client::LaneState::kCompressed);
+  EXPECT_EQ(first->outcomes[0].worst.reason, client::CompressionReason::kNone);
   const auto second = sequence.Compress();
   ASSERT_TRUE(second.ok()) << second.status();
-  ASSERT_EQ(second->outcomes_size(), 1);
-  EXPECT_EQ(second->outcomes(0).worst().reason(), v1::COMPRESSION_REASON_NOTHING_NEW);
-  EXPECT_EQ(second->outcomes(0).worst().text(), "nothing new since the last compression");
-  EXPECT_EQ(second->tile_bytes_after(), first->tile_bytes_after());
+  ASSERT_EQ(second->outcomes.size(), 1u);
+  EXPECT_EQ(second->outcomes[0].worst.reason, client::CompressionReason::kNothingNew);
+  EXPECT_EQ(second->outcomes[0].worst.text, "nothing new since the last compression");
+  EXPECT_EQ(second->tile_bytes_after, first->tile_bytes_after);
   EXPECT_THAT(warnings_, IsEmpty());
 }
 
@@ -165,8 +166,8 @@ TEST_F(Outcomes, APromptThatIsTooShortForItsPolicyIsNoError) {
   AppendNoise(sequence, 100, None);
   const auto streaming = sequence.Compress();
   ASSERT_TRUE(streaming.ok()) << streaming.status();
-  EXPECT_EQ(streaming->outcomes(0).worst().reason(), v1::COMPRESSION_REASON_TOO_SHORT);
-  EXPECT_EQ(streaming->outcomes(0).worst().more_tokens(), 417u);
+  EXPECT_EQ(streaming->outcomes[0].worst.reason, client::CompressionReason::kTooShort);
+  EXPECT_EQ(streaming->outcomes[0].worst.more_tokens, 417u);
 
   client::Sequence share = New("snapkv:budget=0.2,window=32");
   AppendNoise(share, 100, None);
@@ -183,16 +184,16 @@ TEST_F(Outcomes, APromptThatIsTooShortForItsPolicyIsNoError) {
   observed(0, 100);
   const auto short_one = share.Compress();
   ASSERT_TRUE(short_one.ok()) << short_one.status();
-  EXPECT_EQ(short_one->outcomes(0).worst().reason(), v1::COMPRESSION_REASON_TOO_SHORT);
-  EXPECT_EQ(short_one->outcomes(0).worst().more_tokens(), 60u);
-  EXPECT_EQ(short_one->decided_tokens(0), 0u);
+  EXPECT_EQ(short_one->outcomes[0].worst.reason, client::CompressionReason::kTooShort);
+  EXPECT_EQ(short_one->outcomes[0].worst.more_tokens, 60u);
+  EXPECT_EQ(short_one->decided_tokens[0], 0u);
   // With so many it is decided about.
   AppendNoise(share, 60, None);
   observed(100, 60);
   const auto enough = share.Compress();
   ASSERT_TRUE(enough.ok()) << enough.status();
-  EXPECT_EQ(enough->outcomes(0).worst().state(), v1::LANE_STATE_COMPRESSED);
-  EXPECT_EQ(enough->outcomes(0).worst().text(), "keeps 32 entries of 160 tokens");
+  EXPECT_EQ(enough->outcomes[0].worst.state, client::LaneState::kCompressed);
+  EXPECT_EQ(enough->outcomes[0].worst.text, "keeps 32 entries of 160 tokens");
 }
 
 // ---- the end of a prompt
@@ -202,8 +203,8 @@ constexpr char kPacksAnything[] = "mosaickv:keep=0.25,loss_k=1,loss_v=1,select=0
 TEST_F(Outcomes, EndingThePromptOfTheLastLayerAloneIsWarnedOf) {
   client::Sequence sequence = New(kPacksAnything);
   AppendNoise(sequence, 300, Last);
-  EXPECT_TRUE(Becomes(sequence, [](const v1::DescribeResponse& now) {
-    return Lanes(now, v1::LANE_STATE_COMPRESSED) == 2;
+  EXPECT_TRUE(Becomes(sequence, [](const client::SequenceDescription& now) {
+    return Lanes(now, client::LaneState::kCompressed) == 2;
   }));
   Decode(sequence, 3);
   EXPECT_THAT(warnings_, ElementsAre(AllOf(HasSubstr("3 of its 4 layers has not ended"),
@@ -214,8 +215,8 @@ TEST_F(Outcomes, EndPromptIsOfAllLayers) {
   client::Sequence sequence = New(kPacksAnything);
   AppendNoise(sequence, 300, None);
   ASSERT_TRUE(sequence.EndPrompt().ok());
-  EXPECT_TRUE(Becomes(sequence, [](const v1::DescribeResponse& now) {
-    return Lanes(now, v1::LANE_STATE_COMPRESSED) == 8;
+  EXPECT_TRUE(Becomes(sequence, [](const client::SequenceDescription& now) {
+    return Lanes(now, client::LaneState::kCompressed) == 8;
   }));
   Decode(sequence, 40);
   EXPECT_THAT(warnings_, IsEmpty());
@@ -229,8 +230,8 @@ TEST_F(Outcomes, EndPromptShowsWhatWasObserved) {
     ASSERT_TRUE(sequence.Observe({.layer = layer, .query = std::as_bytes(std::span(query))}).ok());
   }
   ASSERT_TRUE(sequence.EndPrompt().ok());
-  EXPECT_TRUE(Becomes(sequence, [](const v1::DescribeResponse& now) {
-    return Lanes(now, v1::LANE_STATE_COMPRESSED) == 8 && now.lane(0).entries() == 64;
+  EXPECT_TRUE(Becomes(sequence, [](const client::SequenceDescription& now) {
+    return Lanes(now, client::LaneState::kCompressed) == 8 && now.lanes[0].entries == 64;
   }));
 }
 

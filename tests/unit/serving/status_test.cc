@@ -5,6 +5,7 @@
 
 #include "client/rpc/status.h"
 #include "daemon/base/error_cause.h"
+#include "tessera/error.h"
 
 namespace tessera {
 namespace {
@@ -17,6 +18,17 @@ TEST(Status, TheCauseOfAnErrorReachesTheClient) {
   EXPECT_EQ(received.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_EQ(received.message(), "the pool is full");
   EXPECT_EQ(CauseOf(received), info);
+  EXPECT_EQ(client::GetErrorInfo(received).cause, client::ErrorCause::kPoolFull);
+  EXPECT_EQ(client::GetErrorInfo(received).retry_after, info.retry_after);
+}
+
+TEST(Status, TheClientKnowsEveryCause) {
+  for (int i = 0; i <= static_cast<int>(ErrorCause::kArgument); ++i) {
+    const auto cause = static_cast<ErrorCause>(i);
+    const absl::Status status = WithCause(absl::InternalError("an error"), cause);
+    EXPECT_NE(client::GetErrorInfo(status).cause, client::ErrorCause::kUnspecified)
+        << CauseName(cause);
+  }
 }
 
 TEST(Status, WithoutACauseNothingIsAdded) {
@@ -27,7 +39,7 @@ TEST(Status, WithoutACauseNothingIsAdded) {
 }
 
 TEST(Status, MalformedDetailsAreIgnored) {
-  for (const std::string details :
+  for (const std::string& details :
        {std::string("\xff\xff\xff"), std::string("\x1a\x03\x0a\x01x")}) {
     const absl::Status received =
         client::FromGrpc(grpc::Status(grpc::StatusCode::RESOURCE_EXHAUSTED, "full", details));
