@@ -1,7 +1,5 @@
 #include "client/bench/bench.h"
 
-#include <unistd.h>
-
 #include <cstdio>
 #include <limits>
 #include <optional>
@@ -65,17 +63,6 @@ absl::StatusOr<Options> OptionsOf(const Flags& flags) {
   return options;
 }
 }  // namespace
-
-void Progress(std::string_view text) {
-  const bool screen = ::isatty(STDERR_FILENO) != 0;
-  std::fprintf(stderr, screen ? "\r\x1b[K%.*s" : "%.*s\n", static_cast<int>(text.size()),
-               text.data());
-  std::fflush(stderr);
-}
-
-void ProgressDone() {
-  if (::isatty(STDERR_FILENO) != 0) std::fputs("\r\x1b[K", stderr);
-}
 
 }  // namespace bench
 

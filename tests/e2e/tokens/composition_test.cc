@@ -299,8 +299,8 @@ TEST_F(Tokens, AShortPromptWaitsForTheNext) {
         if (truth.tokens() == 150) {
           const auto whole = sequence.Compress();
           ASSERT_TRUE(whole.ok()) << whole.status();
-          EXPECT_EQ(whole->outcomes(0).worst().reason(), v1::COMPRESSION_REASON_TOO_SHORT);
-          EXPECT_EQ(whole->outcomes(0).worst().more_tokens(), 10u);
+          EXPECT_EQ(whole->outcomes[0].worst.reason, client::CompressionReason::kTooShort);
+          EXPECT_EQ(whole->outcomes[0].worst.more_tokens, 10u);
           EXPECT_EQ(Entries(sequence).tokens_kept(), 1);
           continue;
         }

@@ -197,7 +197,7 @@ TEST_F(TailTest, ImpossibleCountsFailTheSequenceWithTheBounds) {
     }
     ASSERT_EQ(status.code(), absl::StatusCode::kDataLoss) << count << ": " << status;
     const std::string text = status.ToString();
-    for (const std::string& part : {std::to_string(count), std::string("50 to 178")}) {
+    for (const std::string& part : {std::to_string(count), std::string("between 50 and 178")}) {
       EXPECT_NE(text.find(part), std::string::npos) << part << " in " << text;
     }
     EXPECT_TRUE(sequence->failed());
