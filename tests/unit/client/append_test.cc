@@ -136,7 +136,8 @@ TEST_P(BulkAppend, NamesWhatDoesNotFit) {
   EXPECT_NE(
       message({.key = rows, .value = rows, .tokens = 1, .layers = 1}).find("key has 1280 bytes"),
       std::string::npos);
-  EXPECT_NE(message({.key = rows, .value = rows, .tokens = 0}).find("tokens is 0"), std::string::npos);
+  EXPECT_NE(message({.key = rows, .value = rows, .tokens = 0}).find("tokens is 0"),
+            std::string::npos);
   EXPECT_NE(message({.key = rows, .value = rows, .tokens = ~std::uint64_t{0}, .layers = 1})
                 .find("key has"),
             std::string::npos);
