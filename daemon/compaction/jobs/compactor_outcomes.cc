@@ -15,7 +15,14 @@ namespace {
 DenseRows Waiting(const policies::Policy& policy, std::uint64_t tokens) {
   DenseRows waiting = {.reason = DenseReason::kWaiting, .tokens = tokens};
   if (policy.mosaic.has_value()) {
-    waiting.needs = std::min(policy.mosaic->segments.min_tokens, policy.mosaic->segments.tokens);
+    const policies::SegmentOptions& segments = policy.mosaic->segments;
+    const std::uint64_t newest = segments.recent == 0 ? 0 : segments.recent + kernels::kTileEntries;
+    // Sinks take whole tiles.
+    if (newest > 0 && tokens < newest + segments.sinks + kernels::kTileEntries) {
+      waiting.reason = DenseReason::kNewest;
+      return waiting;
+    }
+    waiting.needs = std::min(segments.min_tokens, segments.tokens);
   } else if (policy.summaries.has_value()) {
     waiting.needs = kernels::kTileEntries;
   }

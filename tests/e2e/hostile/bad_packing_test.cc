@@ -248,7 +248,7 @@ TEST_F(BadPacking, Shapes) {
          *r.mutable_rotations()->mutable_key() = Identities();
        },
        kInvalid,
-       {"rotations", "no packing"}},
+       {"rotations", "without a packing"}},
   });
 }
 

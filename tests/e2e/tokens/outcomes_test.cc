@@ -103,7 +103,7 @@ class Outcomes : public PackedLanes {
 };
 
 TEST_F(Outcomes, APromptThatIsLeftDenseSaysWhy) {
-  client::Sequence sequence = New("mosaickv:keep=0.25");
+  client::Sequence sequence = New("mosaickv:keep=0.25,sinks=0,recent=0");
   AppendNoise(sequence, 1000, All);
   const auto compressed = sequence.Compress();
   ASSERT_TRUE(compressed.ok()) << compressed.status();
@@ -145,7 +145,7 @@ TEST_F(Outcomes, WhoeverDecodesHearsOfItToo) {
 
 TEST_F(Outcomes, ASecondCallSaysThatThereIsNothingNew) {
   client::Sequence sequence =
-      New("mosaickv:keep=0.25,loss_k=1,loss_v=1,min_segment=64,segment=256");
+      New("mosaickv:keep=0.25,loss_k=1,loss_v=1,min_segment=64,segment=256,sinks=0,recent=0");
   AppendNoise(sequence, 128, None);
   const auto first = sequence.Compress();
   ASSERT_TRUE(first.ok()) << first.status();
@@ -194,6 +194,15 @@ TEST_F(Outcomes, APromptThatIsTooShortForItsPolicyIsNoError) {
   ASSERT_TRUE(enough.ok()) << enough.status();
   EXPECT_EQ(enough->outcomes[0].worst.state, client::LaneState::kCompressed);
   EXPECT_EQ(enough->outcomes[0].worst.text, "keeps 32 entries of 160 tokens");
+}
+
+TEST_F(Outcomes, APromptOfNewestTokensAloneSaysSo) {
+  client::Sequence sequence = New("mosaickv");
+  AppendNoise(sequence, 100, None);
+  const auto compressed = sequence.Compress();
+  ASSERT_TRUE(compressed.ok()) << compressed.status();
+  EXPECT_EQ(compressed->outcomes[0].worst.reason, client::CompressionReason::kNewest)
+      << compressed->outcomes[0].worst.text;
 }
 
 // ---- the end of a prompt

@@ -51,6 +51,7 @@ TEST(Arguments, EmptySequencesAreRefused) {
     EXPECT_REFUSED(empty->Observe({}), "Sequence::Observe:");
     EXPECT_REFUSED(empty->ObserveTokens(0, {}), "Sequence::ObserveTokens");
     EXPECT_REFUSED(empty->Compress().status(), "Sequence::Compress");
+    EXPECT_REFUSED(empty->EndPrompt(), "Sequence::EndPrompt");
     EXPECT_REFUSED(empty->Compress(Packing()).status(), "Sequence::Compress");
     EXPECT_REFUSED(empty->Fork().status(), "Sequence::Fork");
     EXPECT_REFUSED(empty->Fork("dense").status(), "Sequence::Fork");
@@ -212,6 +213,8 @@ std::map<std::string, Call> NullCalls() {
       {"tessera_sequence_observe_tokens",
        [](auto* e) { return tessera_sequence_observe_tokens(nullptr, 0, nullptr, 1, e); }},
       {"tessera_sequence_compress", [](auto* e) { return tessera_sequence_compress(nullptr, e); }},
+      {"tessera_sequence_end_prompt",
+       [](auto* e) { return tessera_sequence_end_prompt(nullptr, e); }},
       {"tessera_sequence_publish",
        [](auto* e) {
          return tessera_sequence_publish(nullptr, nullptr, 1, nullptr, nullptr, nullptr, e);
