@@ -202,6 +202,7 @@ absl::StatusOr<PublishedPrefix> Sequence::Publish(std::span<const std::uint32_t>
     // Workers that fork the prefix do not have this worker's observations.
     status = CompressByPolicy(*hold->session, *state_, 0, 0, CompressMode::kToAnother).status();
     if (!status.ok()) return status;
+    Warn(*core_, *state_);
   }
   v1::PublishRequest request;
   v1::PublishResponse response;

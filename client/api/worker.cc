@@ -1,5 +1,6 @@
 #include "tessera/worker.h"
 
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -13,6 +14,7 @@
 #include "client/sequence/compression.h"
 #include "client/sequence/policy_compression.h"
 #include "client/sequence/sequence_access.h"
+#include "client/sequence/sequence_state.h"
 #include "client/session/kernel_types.h"
 #include "client/session/session.h"
 #include "client/step/attend_rpc.h"
@@ -123,9 +125,12 @@ absl::StatusOr<Step> Worker::BeginStep(std::span<Sequence* const> sequences,
     if (DueForCompression(*sequence->state_)) {
       if (absl::Status status = sequence->Compress().status(); !status.ok()) return status;
     }
-    for (const std::string& warning : WarningsBeforeStep(**session, *sequence->state_)) {
-      core_->Warn(warning);
+    std::vector<std::string> warnings;
+    // A busy sequence refuses the step below.
+    if (const auto use = SequenceUse::Take(sequence->state_); use.ok()) {
+      warnings = WarningsBeforeStep(**session, *sequence->state_);
     }
+    for (const std::string& warning : warnings) core_->Warn(warning);
   }
   absl::Status status;
   std::shared_ptr<StepEngine> engine;

@@ -22,7 +22,7 @@ enum class ErrorCause {
   kLeaseLost,       // the session has ended: attach again
   kDraining,        // the daemon is about to exit
   kPinRevoked,      // the daemon took the step's pin back: repeat the step
-  kPolicy,          // the policy does not fit the model or the sequence
+  kPolicy,          // the policy text is wrong
   kArgument,        // the caller passed something invalid
 };
 

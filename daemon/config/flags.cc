@@ -48,7 +48,8 @@ constexpr std::array<FlagRow, 33> kRows = {{
      "Address where Prometheus scrapes /metrics. Empty: no metrics."},
     {"device", "DEVICE", "device", "Device that holds the pools: auto, cpu or cuda:N."},
     {"pool-bytes", "BYTES", "pool_bytes",
-     "Total size of all tenants' pools, e.g. 8GiB. 0: half of the device's memory."},
+     "Maximum size of all tenants' pools, tails and staging arenas, e.g. 8GiB. 0: half of the "
+     "device's memory."},
     {"pool-extent-bytes", "BYTES", "pool_extent_bytes", "Size by which a pool grows and shrinks."},
     {"staging-bytes", "BYTES", "staging_bytes", "Size of a session's staging arena."},
     {"tail-ring-tiles", "N", "tail_ring_tiles",

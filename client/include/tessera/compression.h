@@ -56,7 +56,7 @@ enum class CompressionReason : std::uint8_t {
   kPolicyDense,      // the policy keeps rows dense
   kSegmentOverhead,  // with its rotations a segment of so few tokens would be larger
   kValueOutOfRange,  // a value is too large for the type of packed values
-  kNewest,           // the newest tokens, which the policy keeps dense
+  kNewest,           // the first and newest tokens, which the policy keeps dense
   kNothingToDrop,    // the policy found no entries to drop or merge
   kOther,            // see the text
 };

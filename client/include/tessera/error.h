@@ -13,7 +13,7 @@ namespace tessera::client {
 enum class ErrorCause : std::uint32_t {
   kUnspecified = 0,
   kPoolFull = 1,        // the node's pool has no room
-  kQuota = 2,           // the tenant's limit is reached
+  kQuota = 2,           // a limit is reached: of bytes, sessions, sequences, models or prefixes
   kTailRingFull = 3,    // the daemon has not absorbed enough committed tokens
   kReaderSlots = 4,     // too many steps of this session are in flight
   kHostMemory = 5,      // the daemon's host memory has no room
@@ -22,7 +22,7 @@ enum class ErrorCause : std::uint32_t {
   kLeaseLost = 8,       // the session has ended: reattach
   kDraining = 9,        // the daemon is shutting down and accepts no new sequences
   kPinRevoked = 10,     // the step was aborted: begin it again
-  kPolicy = 11,         // the policy does not allow it
+  kPolicy = 11,         // the policy text is wrong
   kArgument = 12,       // an argument is wrong
   kOverloaded = 13,     // the daemon runs too many calls
 };

@@ -31,14 +31,15 @@ struct AppendTensors {
   bool end_of_prompt = false;
 };
 
-// Rows of consecutive tokens of one layer, in host memory, rotated as keys are stored.
+// Queries, and keys where needed, of consecutive tokens of one layer, after RoPE. Host memory.
 struct ObservedRows {
   std::uint32_t layer = 0;
   std::uint64_t first_token = 0;
   std::span<const std::byte> query;  // [tokens][query_heads][head_dim], the model's type
   // [tokens][kv_heads][head_dim]: of a prompt, if needs().attention_sums.
   std::span<const std::byte> key;
-  // How long the prompt will be, if known: fewer queries by norm are kept then. 0: all are kept.
+  // Length of the prompt, if known. Observe then keeps only the queries of largest norm that the
+  // policy can use. 0: unknown; Observe keeps them all.
   std::uint64_t prompt_tokens = 0;
 };
 
@@ -63,24 +64,24 @@ class Sequence {
   // positions. Constant within a step.
   std::uint64_t next_position() const;
 
-  // Appends in bulk, in as many pieces as the staging arena or the largest message requires. All or
-  // nothing: the pieces before one that failed are removed again (unless other layers hold more
-  // tokens; the message then says how far this one got). Returns the tokens that every layer holds
-  // afterwards. A decoding sequence stops decoding; the next BeginStep starts it again.
+  // Appends in bulk, in as many pieces as the staging arena or the largest message requires, and
+  // returns the number of tokens that every layer then holds. If a piece fails, the earlier ones
+  // are removed again, unless other layers hold more tokens; the message then says how many tokens
+  // these layers hold. Append closes the sequence's tail; the next BeginStep opens it again.
   absl::StatusOr<std::uint64_t> Append(const AppendTensors& tensors);
 
-  // The policy, and what it must observe of a prompt before it compresses it.
+  // The policy, and the observations of a prompt that it needs before it compresses the prompt.
   const std::string& policy() const;
   PolicyNeeds needs() const;
-  // Takes what the policy needs of the queries of these rows. Kept in this process, and sent to the
-  // daemon by Compress and by the Append that ends the prompt. OK if the policy needs nothing.
+  // Copies what the policy needs of these rows and keeps it in this process. Compress and the
+  // Append that ends the prompt send it to the daemon. OK if the policy needs nothing.
   absl::Status Observe(const ObservedRows& rows);
-  // If needs().token_ids: the ids of all tokens, decoded ones too, in order, before or after their
-  // rows.
+  // Takes the ids of all tokens, decoded ones too, in order, if needs().token_ids. Before or after
+  // the tokens' rows.
   absl::Status ObserveTokens(std::uint64_t first_token, std::span<const std::uint32_t> ids);
 
-  // Has the daemon encode the segments in this form; tokens in the tail are not touched. The
-  // sequence may go on decoding.
+  // Has the daemon encode the segments in this form. Tokens in the tail stay dense. The sequence
+  // may be decoding.
   absl::StatusOr<CompressResult> Compress(const Packing& packing,
                                           const RotationTensors& rotations = {});
 
@@ -91,33 +92,34 @@ class Sequence {
   // same as an Append with end_of_prompt for all layers, without rows.
   absl::Status EndPrompt();
 
-  // A new sequence with the same committed tokens, under the same policy or another one. It
-  // inherits this one's observations if both policies need the same.
+  // Creates a sequence with the same committed tokens, under the same policy or another one. It
+  // inherits the observations if both policies need the same ones.
   absl::StatusOr<Sequence> Fork();
   absl::StatusOr<Sequence> Fork(const std::string& policy);
-  // Publishes the first tokens, which have these ids, as a prefix for every worker of the tenant:
-  // all tokens, unless the policy keeps every token. Compresses first. The sequence can be used
-  // afterwards; the prefix outlives it.
+  // Compresses, then publishes the sequence's first tokens as a prefix for every worker of the
+  // tenant. `token_ids` names them; under a policy that drops tokens it must name all tokens of the
+  // sequence. The sequence remains usable, and the prefix outlives it.
   absl::StatusOr<PublishedPrefix> Publish(std::span<const std::uint32_t> token_ids,
                                           const PublishOptions& options = {});
   // Keeps the first `tokens` tokens. OUT_OF_RANGE if there are fewer.
   absl::Status Truncate(std::uint64_t tokens);
-  // Returns the tail rings: for sequences that will not decode for a while.
+  // Gives the tail rings back to the daemon. For sequences that will not decode for a while.
   absl::Status Park();
-  // Moves the memory that only this sequence holds to the daemon's host tier; returns the bytes of
-  // the pool that it frees. Any call that needs them brings them back. ABORTED if another call
+  // Moves the memory that only this sequence holds to the daemon's host tier and returns the pool
+  // bytes that this frees. Any call that needs the memory restores it. ABORTED if another call
   // works on the sequence.
   absl::StatusOr<std::uint64_t> Offload();
-  // Brings it back ahead of time.
+  // Moves the memory back to the pool before a call needs it.
   absl::Status Restore();
+  // `lanes`: also every lane.
   absl::StatusOr<SequenceDescription> Describe(bool lanes = false) const;
-  // With the position of every entry of every lane.
+  // Describe(true) with the position of every entry of every lane.
   absl::StatusOr<SequenceDescription> DescribeEntries() const;
   // Gives the sequence to another session of the tenant, which adopts it by its id. Sends the
   // observations to the daemon first. The handle cannot be used afterwards.
   absl::Status Handover(SessionId to);
-  // Frees the sequence; the handle cannot be used afterwards, unless it fails. OK if the sequence
-  // is gone already.
+  // Frees the sequence. If it succeeds, the handle cannot be used afterwards. OK if the sequence is
+  // already gone.
   absl::Status Free();
 
  private:

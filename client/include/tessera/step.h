@@ -28,7 +28,7 @@ class Executor {
 
 struct StepOptions {
   std::uint32_t new_tokens = 1;  // of each sequence
-  // If they differ: one count per sequence, each at least 1, instead of `new_tokens`.
+  // One count per sequence, each at least 1, instead of `new_tokens`. Empty: all have `new_tokens`.
   std::span<const std::uint32_t> new_tokens_each;
   // How long to wait for space in the tail rings.
   std::chrono::nanoseconds timeout = std::chrono::seconds(1);
@@ -42,10 +42,10 @@ struct StepOptions {
 // Dense rows of one layer in the model's type, token after token, sequence after sequence: if every
 // sequence has n new tokens, [batch][n][heads][head_dim].
 //
-// If the session maps a GPU's memory, they may be device memory, at multiples of 16 bytes, which
-// must not change until the step's kernels have finished; or host memory, which is copied, with a
-// wait per layer. Results are complete once End has returned (or in the order of
-// StepOptions::cuda_stream).
+// If the session maps a GPU's memory, they may be device memory at multiples of 16 bytes, which
+// must not change until the step's kernels have finished. They may also be host memory, which the
+// step copies, with a wait per layer. Results are complete once End has returned, or in the order
+// of StepOptions::cuda_stream.
 struct StepTensors {
   std::span<const std::byte> key;    // kv heads
   std::span<const std::byte> value;  // kv heads
@@ -54,10 +54,10 @@ struct StepTensors {
   std::span<float> lse;              // [batch][n][query heads], natural log; empty: not wanted
   ElementType output_type = ElementType::kFp32;  // or the model's
   bool causal = true;                            // a query sees its own position and earlier ones
-  // What to read of segments that have block summaries; unset: the sequence's policy decides, and a
-  // policy without a rule reads everything. A rate of 1 reads everything. All new tokens of a
-  // sequence share a choice, so there are at most kMaxSelectingTokens of them. On a GPU, a rule
-  // that differs from the previous call's costs an upload.
+  // What attention reads of segments that have block summaries. Unset: the sequence's policy
+  // decides; a policy without a selection reads everything. A rate of 1 reads everything. All new
+  // tokens of a sequence, at most kMaxSelectingTokens, share one selection. On a GPU, a rule that
+  // differs from the previous call's costs an upload.
   std::optional<SelectionRule> selection;
 };
 
@@ -65,11 +65,11 @@ inline constexpr std::uint32_t kMaxSelectingTokens = 256;  // the daemon's limit
 
 // Used by one thread at a time; other steps, of other sequences, may run on other threads.
 //
-// What Attend wrote counts only once End has returned OK. ABORTED, from any call, means that the
-// daemon revoked the step's pin: nothing was committed, and the caller repeats the step from
-// BeginStep. UNAVAILABLE means that the lease is lost. All later calls repeat the status that ended
-// a step early, so checking End is enough. A default-constructed or moved-from step answers
-// INVALID_ARGUMENT.
+// Outputs of Attend are valid only once End has returned OK. ABORTED, from any call, means that the
+// daemon revoked the step's pin or closed a tail: nothing was committed, and the caller repeats the
+// step from BeginStep. UNAVAILABLE means that the lease is lost. All later calls repeat the status
+// that ended a step early, so checking End is enough. A default-constructed or moved-from step
+// answers INVALID_ARGUMENT.
 class Step {
  public:
   Step() = default;
@@ -77,18 +77,18 @@ class Step {
   Step& operator=(Step&& other) noexcept;
   ~Step() { Abandon(); }
 
-  // Writes the new tokens' rows of one layer. Once per layer and step.
+  // Writes the new tokens' rows of one layer. Call it once per layer and step.
   absl::Status Append(std::uint32_t layer, std::span<const std::byte> key,
                       std::span<const std::byte> value);
-  // Attends over what the layer holds, including the new tokens once they are appended. Query i of
-  // a sequence has the position of its committed count + i.
+  // Attends over the layer's entries, including the new tokens once they are appended. Query i of a
+  // sequence belongs to its token `committed count + i`.
   absl::Status Attend(std::uint32_t layer, const StepTensors& tensors);
-  // Both.
+  // Append, then Attend.
   absl::Status AppendAndAttend(std::uint32_t layer, const StepTensors& tensors);
 
   // Commits the new tokens of every sequence, or the first `accepted[s]` of sequence s (speculative
   // decoding). FAILED_PRECONDITION if layers are missing, INVALID_ARGUMENT if a count does not fit:
-  // the step then remains open. After anything else it is over.
+  // the step then remains open. Any other result ends the step.
   absl::Status End() { return End({}); }
   absl::Status End(std::span<const std::uint32_t> accepted);
 

@@ -56,7 +56,7 @@ typedef enum tessera_code {
 typedef enum tessera_cause {
   TESSERA_CAUSE_UNSPECIFIED = 0,
   TESSERA_CAUSE_POOL_FULL = 1,       /* the node's pool has no room */
-  TESSERA_CAUSE_QUOTA = 2,           /* the tenant's limit is reached */
+  TESSERA_CAUSE_QUOTA = 2,           /* a limit of bytes, sessions, sequences, ... is reached */
   TESSERA_CAUSE_TAIL_RING_FULL = 3,  /* the daemon has not absorbed enough committed tokens */
   TESSERA_CAUSE_READER_SLOTS = 4,    /* too many steps of this session are in flight */
   TESSERA_CAUSE_HOST_MEMORY = 5,     /* the daemon's host memory has no room */
@@ -65,7 +65,7 @@ typedef enum tessera_cause {
   TESSERA_CAUSE_LEASE_LOST = 8,      /* the session has ended: reattach */
   TESSERA_CAUSE_DRAINING = 9,        /* the daemon is shutting down */
   TESSERA_CAUSE_PIN_REVOKED = 10,    /* the step was aborted: begin it again */
-  TESSERA_CAUSE_POLICY = 11,         /* the policy does not allow it */
+  TESSERA_CAUSE_POLICY = 11,         /* the policy text is wrong */
   TESSERA_CAUSE_ARGUMENT = 12,       /* an argument is wrong */
   TESSERA_CAUSE_OVERLOADED = 13      /* the daemon runs too many calls */
 } tessera_cause;

@@ -9,8 +9,8 @@
 //   for (layer ...) step->AppendAndAttend(layer, tensors);
 //   step->End();
 //
-// Over a Unix socket the worker maps the pool, and the whole loop above runs in the worker's
-// process; over TCP, or with map_memory=false, the same calls travel as RPCs.
+// Over a Unix socket the worker maps the pool, and the decode loop runs in its process, without
+// RPCs. Over TCP, or with map_memory=false, every call is an RPC.
 #pragma once
 
 #include <cstddef>
@@ -75,21 +75,21 @@ class Worker {
   Worker& operator=(const Worker&) = delete;
 
   absl::StatusOr<Model> RegisterModel(const ModelGeometry& geometry);
-  // `policy`: "" or a preset or composition by name.
+  // `policy`: text such as "mosaickv:keep=0.25"; "" means dense.
   absl::StatusOr<Sequence> CreateSequence(const Model& model, const std::string& policy = "");
-  // The handle of a sequence that another session has handed over to this one.
+  // Returns a handle of a sequence that another session has handed over to this one.
   absl::StatusOr<Sequence> Adopt(const Model& model, SequenceId sequence);
 
-  // The longest published prefix of a token list, under a model and a policy. Ranks of a group that
-  // ask the same get the same answer. What is found can be forked for at least 30 s.
+  // Finds the longest published prefix of a token list, under a model and a policy. Ranks of a
+  // group that make the same calls get the same answer. Fork can use the result for at least 30 s.
   absl::StatusOr<PrefixMatch> Match(const Model& model, const MatchOptions& options);
-  // A sequence of this worker that begins with what was matched, or with its first `tokens`: all of
-  // them, or a multiple of 32 if the policy keeps every token. No KV is copied. NOT_FOUND if the
+  // Creates a sequence that begins with the matched tokens, without copying KV. `tokens`: only the
+  // first so many, a multiple of 32, if the policy keeps every token; 0: all. NOT_FOUND if the
   // prefix is gone.
   absl::StatusOr<Sequence> Fork(const PrefixMatch& match, std::uint64_t tokens = 0);
   // Removes the prefix from the index; its forks are not affected. OK if it is gone already.
   absl::Status Free(PrefixId prefix);
-  // Announces that this worker will not compute what it promised: waiting workers are answered.
+  // Withdraws the announcement of MatchOptions::will_compute; waiting workers get their answers.
   absl::Status Withdraw(ComputationId computation);
 
   // Starts a step of a batch of sequences of one model. Opens tail rings on first use and waits for
@@ -99,12 +99,12 @@ class Worker {
   absl::StatusOr<Step> BeginStep(std::span<Sequence* const> sequences,
                                  const StepOptions& options = {});
 
-  // Attention in the daemon, over committed tokens, with either transport.
+  // Has the daemon compute attention over committed tokens. Works with both transports.
   absl::Status AttendRpc(std::uint32_t layer, std::span<const AttendQuery> queries,
                          const AttendOptions& options = {});
 
-  // Which entries of a layer attention would read under this rule: runs of positions per kv head,
-  // or per query head if each has its own choice.
+  // Returns the entries of a layer that attention would read under this rule: ranges of positions
+  // per kv head, or per query head if the rule has each_head.
   absl::StatusOr<SelectResult> Select(std::uint32_t layer, const SelectQuery& query,
                                       const SelectionRule& rule);
 
@@ -121,7 +121,7 @@ class Worker {
 
   // OK while attached; else UNAVAILABLE with the reason.
   absl::Status status() const;
-  bool mapped() const;    // whether the hot path goes through mapped memory
+  bool mapped() const;    // steps use mapped memory
   bool draining() const;  // the daemon has announced that it will exit
   SessionId session_id() const;
   // Of the current attachment; empty if there is none.

@@ -16,9 +16,11 @@ DenseRows Waiting(const policies::Policy& policy, std::uint64_t tokens) {
   DenseRows waiting = {.reason = DenseReason::kWaiting, .tokens = tokens};
   if (policy.mosaic.has_value()) {
     const policies::SegmentOptions& segments = policy.mosaic->segments;
-    const std::uint64_t newest = segments.recent == 0 ? 0 : segments.recent + kernels::kTileEntries;
-    // Sinks take whole tiles.
-    if (newest > 0 && tokens < newest + segments.sinks + kernels::kTileEntries) {
+    // Both take whole tiles.
+    constexpr std::uint64_t kTile = kernels::kTileEntries;
+    const std::uint64_t newest = segments.recent == 0 ? 0 : segments.recent + kTile;
+    const std::uint64_t sinks = (segments.sinks + kTile - 1) / kTile * kTile;
+    if (tokens <= newest + sinks) {
       waiting.reason = DenseReason::kNewest;
       return waiting;
     }
@@ -109,6 +111,10 @@ absl::Status Compactor::EndPrompt(const std::shared_ptr<cache::Sequence>& sequen
                                   std::uint32_t first_layer, std::uint32_t layers) {
   const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(*sequence);
   if (managed == nullptr) return absl::OkStatus();
+  // Tokens decoded so far are included. Where positions move, Compress closes the tail instead.
+  if (!policies::MovesPositions(managed->policy())) {
+    if (absl::Status status = sequence->AbsorbTail(); !status.ok()) return status;
+  }
   // The pause keeps the layer from being truncated between reading its length and the request.
   const ManagedSequence::Pause pause(*managed);
   if (ManagedSequence::Of(*sequence) != managed) return internal::PolicyChanged(*sequence);

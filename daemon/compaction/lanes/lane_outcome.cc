@@ -57,7 +57,7 @@ std::string ReasonText(const DenseRows& rows) {
     case DenseReason::kValueOutOfRange:
       return "a value is too large for the policy's value type";
     case DenseReason::kNewest:
-      return "the policy keeps the newest tokens dense";
+      return "the policy keeps the first and newest tokens dense";
     case DenseReason::kNothingToDrop:
       return "the policy found no entries to drop or merge";
     case DenseReason::kOther:

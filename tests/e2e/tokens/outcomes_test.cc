@@ -205,9 +205,32 @@ TEST_F(Outcomes, APromptOfNewestTokensAloneSaysSo) {
       << compressed->outcomes[0].worst.text;
 }
 
+TEST_F(Outcomes, SinksAreDenseByPolicy) {
+  client::Sequence sequence = New("mosaickv:keep=0.25,loss_k=1,loss_v=1,recent=0,select=0");
+  AppendNoise(sequence, 400, None);
+  const auto compressed = sequence.Compress();
+  ASSERT_TRUE(compressed.ok()) << compressed.status();
+  const client::LaneOutcome& worst = compressed->outcomes[0].worst;
+  EXPECT_EQ(worst.state, client::LaneState::kPartly);
+  EXPECT_EQ(worst.reason, client::CompressionReason::kNewest) << worst.text;
+  EXPECT_EQ(worst.dense_entries, 32u);
+  EXPECT_EQ(worst.more_tokens, 0u);
+}
+
+TEST_F(Outcomes, PublishWarnsToo) {
+  client::Sequence sequence = New("snapkv:budget=1,window=32");
+  AppendNoise(sequence, 300, None);
+  for (std::uint32_t layer = 0; layer < 4; ++layer) {
+    const std::vector<std::uint16_t> query = Noise(300 * 2 * 64);
+    ASSERT_TRUE(sequence.Observe({.layer = layer, .query = std::as_bytes(std::span(query))}).ok());
+  }
+  ASSERT_TRUE(sequence.Publish(std::vector<std::uint32_t>(300, 7)).ok());
+  EXPECT_THAT(warnings_, ElementsAre(HasSubstr("compressed nothing")));
+}
+
 // ---- the end of a prompt
 
-constexpr char kPacksAnything[] = "mosaickv:keep=0.25,loss_k=1,loss_v=1,select=0";
+constexpr char kPacksAnything[] = "mosaickv:keep=0.25,loss_k=1,loss_v=1,sinks=0,recent=0,select=0";
 
 TEST_F(Outcomes, EndingThePromptOfTheLastLayerAloneIsWarnedOf) {
   client::Sequence sequence = New(kPacksAnything);
@@ -229,6 +252,17 @@ TEST_F(Outcomes, EndPromptIsOfAllLayers) {
   }));
   Decode(sequence, 40);
   EXPECT_THAT(warnings_, IsEmpty());
+}
+
+TEST_F(Outcomes, EndPromptIncludesTheTail) {
+  client::Sequence sequence = New(kPacksAnything);
+  AppendNoise(sequence, 300, None);
+  Decode(sequence, 10);
+  ASSERT_TRUE(sequence.EndPrompt().ok());
+  EXPECT_TRUE(Becomes(sequence, [](const client::SequenceDescription& now) {
+    return Lanes(now, client::LaneState::kCompressed) == 8 && now.lanes[0].tail_entries == 0 &&
+           now.lanes[0].entries == 310;
+  }));
 }
 
 TEST_F(Outcomes, EndPromptShowsWhatWasObserved) {

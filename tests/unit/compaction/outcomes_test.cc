@@ -127,7 +127,8 @@ class Outcomes : public CompactorTest {
 // ---- why lanes stay dense
 
 TEST_F(Outcomes, ShortEndsSayWhatTheyWouldLose) {
-  policies::Policy policy = Policy("mosaickv:keep=0.03125,group=1,min_segment=1024,sinks=0,recent=0,select=0");
+  policies::Policy policy =
+      Policy("mosaickv:keep=0.03125,group=1,min_segment=1024,sinks=0,recent=0,select=0");
   Track track = NewTrack(policy);
   Append(track, 700, 1, /*end_of_prompt=*/true);
   RunAll();

@@ -300,7 +300,8 @@ TEST_F(PackOnGpu, ACompactorFetchesRowsAndBringsThem) {
   policy.mosaic->strategy.kept = {1.0};
   policy.mosaic->strategy.groups = {1};
   policy.mosaic->strategy.threshold = {.key = 1, .value = 1};
-  policy.mosaic->segments = {.tokens = 512, .min_tokens = 64, .sinks = 0, .recent = 0, .loss_window = 64};
+  policy.mosaic->segments = {
+      .tokens = 512, .min_tokens = 64, .sinks = 0, .recent = 0, .loss_window = 64};
   const auto model = world_->Register(SmallModel("m", 2, 2));
   const auto sequence = world_->NewSequence(worker_->session(), *model);
   ASSERT_TRUE(compactor.SetPolicy(*sequence, policy).ok());
