@@ -84,7 +84,7 @@ tessera_code Report(const absl::Status& status, tessera_error* error) {
   error->message[length] = '\0';
   const ErrorInfo info = GetErrorInfo(status);
   error->cause = static_cast<std::uint32_t>(info.cause);
-  error->retry_after_ms = static_cast<std::uint64_t>(info.retry_after.count());
+  error->retry_after_ms = static_cast<std::uint32_t>(info.retry_after.count());
   return code;
 }
 

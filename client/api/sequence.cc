@@ -158,7 +158,9 @@ absl::Status Sequence::EndPrompt() {
       CompressByPolicy(*hold->session, *state_, 0, 0, CompressMode::kMarkEnd).status();
   if (status.ok() && state_->has_policy()) {
     const std::uint32_t layers = state_->model->layers();
-    state_->prompt_end.Ended(0, layers, state_->tokens, layers, /*compressed=*/false);
+    // A policy that acts while decoding begins when its budget is full: no look at its effect.
+    const bool acts_later = needs().acts_while_decoding;
+    state_->prompt_end.Ended(0, layers, state_->tokens, layers, /*compressed=*/acts_later);
   }
   return status;
 }

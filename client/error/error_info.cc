@@ -43,7 +43,11 @@ std::string_view CauseName(ErrorCause cause) {
 ErrorInfo GetErrorInfo(const absl::Status& status) {
   ErrorInfo info;
   const auto payload = status.GetPayload(kErrorPayload);
-  if (!payload.has_value()) return info;
+  if (!payload.has_value()) {
+    const bool is_argument = absl::IsInvalidArgument(status) || absl::IsOutOfRange(status);
+    if (is_argument) info.cause = ErrorCause::kArgument;
+    return info;
+  }
   const std::string text(*payload);
   const std::string_view name = ValueOf(text, "cause");
   for (std::size_t i = 0; i < kNames.size(); ++i) {

@@ -83,8 +83,9 @@ absl::StatusOr<v1::CompressResponse> CompressByPolicy(Session& session, Sequence
   }
   if (first_layer == 0 && end == sequence.model->layers()) {
     // A policy that acts while decoding begins when its budget is full.
-    if (sequence.prompt_waits &&
-        (observer == nullptr || !observer->needs().acts_while_decoding())) {
+    const bool acts_later = observer != nullptr && observer->needs().acts_while_decoding();
+    sequence.prompt_end.SkipLook();
+    if (sequence.prompt_waits && !acts_later) {
       sequence.warning = sequence.prompt_end.AfterLook(sequence.id, sequence.policy,
                                                        sequence.tokens, response.outcomes());
     }

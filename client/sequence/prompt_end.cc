@@ -47,6 +47,7 @@ std::optional<std::string> PromptEnd::AfterLook(
   for (const v1::OutcomeGroup& group : outcomes) {
     if (group.worst().state() != v1::LANE_STATE_DENSE) return std::nullopt;
     if (group.worst().reason() == v1::COMPRESSION_REASON_POLICY_DENSE) return std::nullopt;
+    if (group.worst().reason() == v1::COMPRESSION_REASON_NEWEST) return std::nullopt;
     waits = waits || group.worst().reason() == v1::COMPRESSION_REASON_WAITING;
   }
   if (outcomes.empty() || warned_no_effect_) return std::nullopt;

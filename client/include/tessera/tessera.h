@@ -74,9 +74,9 @@ typedef enum tessera_cause {
  * with NUL. The size of the struct never changes. */
 typedef struct tessera_error {
   tessera_code code;
-  char message[1008];
+  char message[1012];
   uint32_t cause;          /* a tessera_cause */
-  uint64_t retry_after_ms; /* 0: unknown, or a retry will not help */
+  uint32_t retry_after_ms; /* 0: unknown, or a retry will not help */
 } tessera_error;
 
 typedef enum tessera_type { TESSERA_BF16 = 1, TESSERA_FP16 = 2, TESSERA_FP32 = 3 } tessera_type;

@@ -203,6 +203,15 @@ TEST_F(Outcomes, APromptOfNewestTokensAloneSaysSo) {
   ASSERT_TRUE(compressed.ok()) << compressed.status();
   EXPECT_EQ(compressed->outcomes[0].worst.reason, client::CompressionReason::kNewest)
       << compressed->outcomes[0].worst.text;
+  EXPECT_THAT(warnings_, IsEmpty()) << "it is what the policy says";
+}
+
+TEST_F(Outcomes, APolicyThatActsWhileDecodingIsNotWarnedOf) {
+  client::Sequence sequence = New("streaming:sink=4,recent=512");
+  AppendNoise(sequence, 300, None);
+  ASSERT_TRUE(sequence.EndPrompt().ok());
+  Decode(sequence, 40);
+  EXPECT_THAT(warnings_, IsEmpty());
 }
 
 TEST_F(Outcomes, SinksAreDenseByPolicy) {

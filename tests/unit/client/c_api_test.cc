@@ -22,8 +22,9 @@ TEST(CApi, CompilesAsCAndFillsItsStructs) {
   // Programs that know only `code` and `message` have an error of this size.
   EXPECT_EQ(sizeof(tessera_error), 1024u);
   EXPECT_EQ(offsetof(tessera_error, message), 4u);
-  EXPECT_EQ(offsetof(tessera_error, cause), 1012u);
-  EXPECT_EQ(offsetof(tessera_error, retry_after_ms), 1016u);
+  EXPECT_EQ(offsetof(tessera_error, cause), 1016u);
+  EXPECT_EQ(offsetof(tessera_error, retry_after_ms), 1020u);
+  EXPECT_EQ(alignof(tessera_error), 4u) << "as in ABI 1";
 }
 
 TEST(CApi, TellsDelimitersByTheirTexts) {
