@@ -15,11 +15,12 @@ static_assert(static_cast<int>(CompressionReason::kOther) == v1::COMPRESSION_REA
 static_assert(static_cast<int>(CompressionReason::kNewest) == v1::COMPRESSION_REASON_NEWEST);
 
 LaneOutcome OutcomeOf(const v1::LaneOutcome& outcome) {
-  const bool is_known =
-      outcome.reason() <= v1::COMPRESSION_REASON_OTHER;  // a newer daemon may send others
-  return {.state = static_cast<LaneState>(outcome.state()),
-          .reason = is_known ? static_cast<CompressionReason>(outcome.reason())
-                             : CompressionReason::kOther,
+  // A newer daemon may have more of both.
+  const bool knows_state = v1::LaneState_IsValid(outcome.state());
+  const bool knows_reason = v1::CompressionReason_IsValid(outcome.reason());
+  return {.state = knows_state ? static_cast<LaneState>(outcome.state()) : LaneState::kUnknown,
+          .reason = knows_reason ? static_cast<CompressionReason>(outcome.reason())
+                                 : CompressionReason::kOther,
           .compressed_entries = outcome.compressed_entries(),
           .dense_entries = outcome.dense_entries(),
           .loss = outcome.loss(),
