@@ -108,7 +108,8 @@ typedef struct tessera_attach_options {
   const char* tls_key_file;         /* the private key of that certificate */
   const char* tls_server_name;      /* in the daemon's certificate; NULL: the address's host */
   /* Called with a warning about a call that succeeded but probably did not do what was meant, once
-   * per sequence, on the thread of that call. NULL: one line to stderr, at most one a minute. */
+   * per sequence, on the thread of that call: make no call of the sequence. NULL: one line to
+   * stderr, at most one a minute. */
   void (*on_warning)(const char* warning, void* context);
   void* warning_context;
 } tessera_attach_options;
