@@ -260,8 +260,8 @@ absl::StatusOr<v1::Welcome> Core::Greet(Transport& transport,
   return std::move(*response.mutable_welcome());
 }
 
-absl::StatusOr<std::unique_ptr<MappedMemory>> Core::OpenDoor(Transport& transport,
-                                                             const v1::Welcome& welcome) {
+absl::StatusOr<std::unique_ptr<MappedMemory>> Core::OpenMappedMemory(Transport& transport,
+                                                                     const v1::Welcome& welcome) {
   std::unique_ptr<Gpu> gpu;
   if (!welcome.device_uuid().empty()) {
     absl::StatusOr<std::unique_ptr<Gpu>> opened =
@@ -296,23 +296,24 @@ absl::Status Core::OpenSession(ReattachReport& report) {
   absl::StatusOr<v1::Welcome> welcome = Greet(*transport, stream);
   if (!welcome.ok()) return failed(welcome.status());
 
-  std::unique_ptr<MappedMemory> door;
+  std::unique_ptr<MappedMemory> mapped;
   if (options_.map_memory && connector_->local() && !welcome->descriptor_socket().empty()) {
-    absl::StatusOr<std::unique_ptr<MappedMemory>> opened = OpenDoor(*transport, *welcome);
+    absl::StatusOr<std::unique_ptr<MappedMemory>> opened = OpenMappedMemory(*transport, *welcome);
     if (!opened.ok()) return failed(opened.status());
-    door = *std::move(opened);
+    mapped = *std::move(opened);
   }
   std::uint64_t serial = 0;
   {
     MutexLock lock(mutex_);
     serial = next_serial_++;
   }
-  auto session = std::make_shared<Session>(Session::Options{.serial = serial,
-                                                            .address = options_.address,
-                                                            .rpc_timeout = options_.rpc_timeout,
-                                                            .environment = &environment_,
-                                                            .on_draining = options_.on_draining},
-                                           *welcome, std::move(transport), stream, std::move(door));
+  auto session =
+      std::make_shared<Session>(Session::Options{.serial = serial,
+                                                 .address = options_.address,
+                                                 .rpc_timeout = options_.rpc_timeout,
+                                                 .environment = &environment_,
+                                                 .on_draining = options_.on_draining},
+                                *welcome, std::move(transport), stream, std::move(mapped));
   absl::Status bound = BindModels(*session);
   if (!bound.ok()) return failed(bound);
   MarkGone(*welcome, report);

@@ -61,8 +61,8 @@ class Core {
   void RunLease();
   Outcome AttachNow(Order order);
   absl::StatusOr<v1::Welcome> Greet(Transport& transport, std::shared_ptr<AttachStream>& stream);
-  absl::StatusOr<std::unique_ptr<MappedMemory>> OpenDoor(Transport& transport,
-                                                         const v1::Welcome& welcome);
+  absl::StatusOr<std::unique_ptr<MappedMemory>> OpenMappedMemory(Transport& transport,
+                                                                 const v1::Welcome& welcome);
   absl::Status OpenSession(ReattachReport& report);
   absl::Status BindModels(Session& session);
   v1::Hello MakeHello();

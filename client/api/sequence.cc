@@ -84,9 +84,9 @@ absl::StatusOr<std::uint64_t> Sequence::Append(const AppendTensors& tensors) {
   if (!hold.ok()) return hold.status();
   const auto ended = [&](bool compressed) {
     if (!state_->has_policy()) return;
-    state_->prompt_end.Ended(tensors.first_layer, tensors.layers,
-                             state_->TokensOf(tensors.first_layer), state_->model->layers(),
-                             compressed);
+    state_->prompt_end.MarkEnded(tensors.first_layer, tensors.layers,
+                                 state_->TokensOf(tensors.first_layer), state_->model->layers(),
+                                 compressed);
   };
   if (!tensors.end_of_prompt || state_->observer == nullptr) {
     absl::StatusOr<std::uint64_t> tokens = BulkAppend(*hold->session, *hold->use, tensors);
@@ -128,7 +128,7 @@ absl::Status Sequence::ObserveTokens(std::uint64_t first_token,
   absl::StatusOr<Hold> hold = Take("Sequence::ObserveTokens", core_, state_);
   if (!hold.ok()) return hold.status();
   if (state_->observer == nullptr) return absl::OkStatus();
-  return state_->observer->SeeTokens(first_token, ids);
+  return state_->observer->ObserveTokenIds(first_token, ids);
 }
 
 absl::StatusOr<CompressResult> Sequence::Compress(const Packing& packing,
@@ -160,7 +160,7 @@ absl::Status Sequence::EndPrompt() {
     const std::uint32_t layers = state_->model->layers();
     // A policy that acts while decoding begins when its budget is full: no look at its effect.
     const bool acts_later = needs().acts_while_decoding;
-    state_->prompt_end.Ended(0, layers, state_->tokens, layers, /*compressed=*/acts_later);
+    state_->prompt_end.MarkEnded(0, layers, state_->tokens, layers, /*compressed=*/acts_later);
   }
   return status;
 }
@@ -183,7 +183,7 @@ absl::StatusOr<Sequence> Sequence::ForkWith(const std::string* policy) {
   child->position_shift = response.position_shift();
   // Observations that the parent has not sent yet apply to the child's tokens, too.
   if (state_->observer != nullptr && child->observer != nullptr &&
-      state_->observer->Sees(response.needs())) {
+      state_->observer->CollectsSame(response.needs())) {
     child->observer = std::make_unique<Observer>(*state_->observer);
   }
   if (policy == nullptr) child->compressed_at = state_->compressed_at;
@@ -199,7 +199,7 @@ absl::StatusOr<PublishedPrefix> Sequence::Publish(std::span<const std::uint32_t>
   if (state_->observer != nullptr) {
     // Observations must be sent first, and token_ids has the ids of all tokens held.
     const auto held = token_ids.first(std::min<std::size_t>(token_ids.size(), state_->tokens));
-    absl::Status status = state_->observer->SeeTokens(0, held);
+    absl::Status status = state_->observer->ObserveTokenIds(0, held);
     if (!status.ok()) return status;
     // Workers that fork the prefix do not have this worker's observations.
     status = CompressByPolicy(*hold->session, *state_, 0, 0, CompressMode::kToAnother).status();
@@ -227,11 +227,11 @@ absl::Status Sequence::Truncate(std::uint64_t tokens) {
   if (tokens > state_->tokens) {
     if (absl::Status cut = CutAbandonedRows(*hold->session, *state_); !cut.ok()) return cut;
   }
-  absl::Status status = CutTo(*hold->session, state_->id, tokens);
+  absl::Status status = TruncateTo(*hold->session, state_->id, tokens);
   if (!status.ok()) return status;
   state_->tail = Tail();
   state_->abandoned_rows = false;
-  if (state_->observer != nullptr) state_->observer->CutTo(tokens);
+  if (state_->observer != nullptr) state_->observer->TruncateTo(tokens);
   state_->SetTokens(tokens);
   state_->compressed_at = std::min(state_->compressed_at, tokens);
   if (tokens == 0) state_->prompt_waits = false;

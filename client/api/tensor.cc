@@ -34,7 +34,7 @@ absl::Status Copy(const TensorMemory* memory, const char* call, void* to, const 
 
 absl::StatusOr<std::unique_ptr<TensorMemory>> TensorMemory::New(std::shared_ptr<Session> session,
                                                                 std::uint64_t bytes) {
-  Gpu* const gpu = session->door() == nullptr ? nullptr : session->door()->gpu();
+  Gpu* const gpu = session->mapped_memory() == nullptr ? nullptr : session->mapped_memory()->gpu();
   auto memory = std::make_unique<TensorMemory>();
   memory->session = std::move(session);
   if (gpu == nullptr) {

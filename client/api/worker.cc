@@ -107,7 +107,7 @@ absl::StatusOr<Sequence> Worker::Adopt(const Model& model, SequenceId sequence) 
   state->prompt_waits = response.tokens() > response.decided_tokens();
   // The daemon may decide at any time by what the previous worker has observed.
   if (state->observer != nullptr && response.tokens() > 0) {
-    state->observer->BeginsDecided();
+    state->observer->MarkPrefixDecided();
   }
   core_->AddSequence(state);
   return Sequence(core_, std::move(state));
@@ -134,8 +134,8 @@ absl::StatusOr<Step> Worker::BeginStep(std::span<Sequence* const> sequences,
   }
   absl::Status status;
   std::shared_ptr<StepEngine> engine;
-  if (MappedMemory* door = (*session)->door()) {
-    absl::StatusOr<MappedStep*> step = MappedStep::Take(*door, (*session)->environment());
+  if (MappedMemory* mapped = (*session)->mapped_memory()) {
+    absl::StatusOr<MappedStep*> step = MappedStep::Take(*mapped, (*session)->environment());
     status = step.status();
     if (step.ok()) {
       status = (*step)->Begin(**session, sequences, options);
@@ -281,7 +281,7 @@ absl::Status Worker::status() const { return core_->session().status(); }
 
 bool Worker::mapped() const {
   const absl::StatusOr<std::shared_ptr<Session>> session = core_->session();
-  return session.ok() && (*session)->door() != nullptr;
+  return session.ok() && (*session)->mapped_memory() != nullptr;
 }
 
 bool Worker::draining() const {

@@ -54,7 +54,7 @@ absl::StatusOr<Sequence> Worker::Fork(const PrefixMatch& match, std::uint64_t to
   state->TakePolicy(response);
   state->position_shift = response.position_shift();
   state->compressed_at = response.tokens();
-  if (state->observer != nullptr) state->observer->BeginsDecided();
+  if (state->observer != nullptr) state->observer->MarkPrefixDecided();
   core_->AddSequence(state);
   return Sequence(core_, std::move(state));
 }

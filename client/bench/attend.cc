@@ -327,6 +327,7 @@ class Scene {
                  .unit = "GB/s",
                  .baseline = stream,
                  .ratio = Median(shares),
+                 .paired = true,
                  .goal = goal});
   }
 
@@ -347,6 +348,7 @@ class Scene {
       }
       row.baseline = "dense";
       row.ratio = Median(ratios);
+      row.paired = true;
       row.goal = goal;
     }
     report_.Add(std::move(row));

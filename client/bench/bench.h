@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string_view>
 
 #include "absl/status/statusor.h"
@@ -24,9 +25,20 @@ struct Options {
 
 struct Benchmark {
   std::string_view name;
-  std::string_view what;
+  std::string_view what;     // one line of the list
+  std::string_view about;    // how it measures, lines of the help page
+  std::string_view rows;     // its rows, lines of the help page
+  std::string_view example;  // a command
+  std::string_view flags;    // names of the flags it takes beside the common ones, by spaces
+  std::string_view tokens;   // help of --tokens
+  std::string_view layers;   // help of --layers
   absl::StatusOr<Report> (*run)(const Options& options);
 };
+
+// By name.
+std::span<const Benchmark> Benchmarks();
+// nullptr if there is none.
+const Benchmark* FindBenchmark(std::string_view name);
 
 absl::StatusOr<Report> RunAttend(const Options& options);
 absl::StatusOr<Report> RunCompaction(const Options& options);

@@ -182,7 +182,8 @@ absl::Status MeasureRawCopies(Bench& bench, client::Sequence& sequence,
               .value = raw / (static_cast<double>(kDecoded) * kKvHeads),
               .unit = "B",
               .baseline = "dense, 512 B",
-              .ratio = raw / (kDenseBytes * kDecoded * kKvHeads)});
+              .ratio = raw / (kDenseBytes * kDecoded * kKvHeads),
+              .sense = Goal::kAtMost});
   return absl::OkStatus();
 }
 

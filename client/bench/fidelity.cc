@@ -42,6 +42,7 @@ Row ErrorRow(std::string name, const Score& score, const std::string& baseline =
              .value = score.fidelity.error,
              .unit = kError,
              .baseline = baseline,
+             .sense = Goal::kAtMost,
              .kept_mass = score.fidelity.kept_mass};
   if (score.bytes > 0) row.held_bytes = score.bytes;
   if (against != nullptr) row.ratio = score.fidelity.error / against->fidelity.error;
@@ -132,12 +133,14 @@ absl::Status AddRotations(const Examination& examination, const std::string& dat
                 .value = loss.key,
                 .unit = "loss",
                 .baseline = baseline,
-                .ratio = ratio(loss.key, scores->global_loss.key)});
+                .ratio = ratio(loss.key, scores->global_loss.key),
+                .sense = Goal::kAtMost});
     report.Add({.name = Concat(full, "_value_loss"),
                 .value = loss.value,
                 .unit = "loss",
                 .baseline = baseline,
-                .ratio = ratio(loss.value, scores->global_loss.value)});
+                .ratio = ratio(loss.value, scores->global_loss.value),
+                .sense = Goal::kAtMost});
     report.Add(ErrorRow(full, score, baseline, is_baseline ? nullptr : &scores->global));
   };
   add("global", scores->global_loss, scores->global, true);
@@ -211,6 +214,7 @@ absl::Status AddBlocks(const Examination& examination, Report& report) {
       const auto add = [&](const std::string& row_name, const Fidelity& fidelity) {
         Row row = ErrorRow(row_name, {.fidelity = fidelity}, row_name == ideal ? "" : ideal);
         if (row_name != ideal) row.ratio = fidelity.kept_mass / scores->ideal.kept_mass;
+        row.sense = Goal::kAtLeast;
         report.Add(std::move(row));
       };
       add(ideal, scores->ideal);

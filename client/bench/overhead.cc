@@ -258,7 +258,8 @@ absl::StatusOr<Report> RunOverhead(const Options& options) {
               .sense = Goal::kAtMost});
   report.notes.push_back(
       "direct: one layer's call (1 sequence, 1 query head, 1 kv head, head_dim 64, 32 to 96 "
-      "entries) compared with the same kernel and row copy in local memory; medians");
+      "entries) compared with the same kernel and row copy in local memory; medians. The value is "
+      "the difference of the two calls, the ratio that of the whole call to plain_call");
   report.notes.push_back(
       "rpc_echo: grpc.health.v1.Health/Check, the smallest call on the same socket");
   return report;

@@ -227,6 +227,7 @@ void AddRows(const Population& population, const Population& unpressed, Report& 
     }
     row.baseline = report.rows.front().name;
     row.ratio = Median(ratios);
+    row.paired = true;
     row.goal = 0.5;  // no load makes throughput collapse
   }
   report.Add(std::move(row));

@@ -364,6 +364,7 @@ void AddRows(const Contest& contest, const Outcome& outcome, std::uint32_t worke
     ratios.push_back(outcome.daemon.round_seconds[round] / outcome.own.round_seconds[round]);
   }
   row.ratio = Median(ratios);
+  row.paired = true;
   if (dense && contest.sequences >= 16) row.goal = 1.03;
   report.Add(row);
 }

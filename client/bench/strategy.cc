@@ -189,7 +189,9 @@ void AddSegmentRows(const std::vector<Step>& steps, std::uint32_t head_dim, Repo
                 .value = MedianOf({step}) * 1e3,
                 .unit = "ms",
                 .baseline = baseline,
-                .ratio = MedianRatio(*step, eigen)});
+                .ratio = MedianRatio(*step, eigen),
+                .paired = true,
+                .sense = Goal::kAtMost});
   }
   report.Add({.name = Concat("strategies_per_second", size),
               .value = 1 / MedianOf({&steps[1], &steps[2]}),
@@ -259,7 +261,9 @@ void AddTileRows(const std::vector<Step>& steps, std::uint32_t head_dim, Report&
                 .value = MedianOf({step}) * 1e6,
                 .unit = "us/tile",
                 .baseline = baseline,
-                .ratio = MedianRatio(*step, steps[3])});
+                .ratio = MedianRatio(*step, steps[3]),
+                .paired = true,
+                .sense = Goal::kAtMost});
   }
   const double tile = MedianOf({&steps[3], &steps[4], &steps[5]});
   report.Add({.name = Concat("update_buffer", size), .value = tile * 1e6, .unit = "us/tile"});

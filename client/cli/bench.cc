@@ -3,8 +3,12 @@
 #include <cstdio>
 #include <limits>
 #include <optional>
+#include <string>
 #include <type_traits>
+#include <utility>
+#include <vector>
 
+#include "client/bench/earlier_run.h"
 #include "client/bench/workload/decode_loop.h"
 #include "client/bench/workload/sharing_worker.h"
 #include "client/cli/command.h"
@@ -15,33 +19,76 @@ namespace tessera::cli {
 
 namespace bench {
 namespace {
-constexpr Benchmark kBenchmarks[] = {
-    {"attend", "speed of packed and selected attention compared with dense attention", RunAttend},
-    {"compaction", "memory that compaction saves, and decode latency while it runs", RunCompaction},
-    {"fidelity", "attention error of each part of the packed format, at equal bytes", RunFidelity},
-    {"gpu", "speed of the GPU kernels compared with a device copy and dense attention", RunGpu},
-    {"overhead", "cost that client and daemon add to a nearly free attention call", RunOverhead},
-    {"policies", "attention error of each policy at equal budgets, through a daemon", RunPolicies},
-    {"pressure", "throughput while sequences exceed the pool", RunPressure},
-    {"scale", "latency of create, append, fork and free with 10 to 1,000 live sequences", RunScale},
-    {"serve", "decoding through a daemon compared with a cache in the worker's memory", RunServe},
-    {"sharing", "memory and time that one published prefix saves 8 workers", RunSharing},
-    {"strategy", "time to compute a strategy and to encode a tile", RunStrategy},
-};
+
+constexpr const char* kExitStatus =
+    "Exit status: 0 measured, even if a goal was missed (see the column met); 1 the measurement\n"
+    "failed; 2 wrong usage.\n";
 
 std::string List() {
   std::string out;
-  for (const Benchmark& benchmark : kBenchmarks) {
+  for (const Benchmark& benchmark : Benchmarks()) {
     Append(out, "  ", benchmark.name, std::string(12 - benchmark.name.size(), ' '), benchmark.what,
            "\n");
   }
   return out;
 }
 
+// Of the command without the name of a benchmark, and of its internal child processes.
+Flags GeneralFlags() {
+  return Flags(
+      Concat("Usage: tessera bench NAME [--quick] [--json] [--baseline=FILE] ...\n\n"
+             "Runs one benchmark. Ratios compare rows of one run; absolute times are valid\n"
+             "for this machine only. `tessera bench NAME --help` explains the rows of a\n"
+             "benchmark and its own flags.\n\n"
+             "Examples:\n"
+             "  tessera bench serve --quick\n"
+             "  tessera bench attend --json > before.json\n"
+             "  tessera bench attend --baseline=before.json\n\n"
+             "Benchmarks:\n",
+             List(), "\n", kExitStatus, "\nFlags:"),
+      {{"quick", "", "Finish within a minute on two cores.", ""},
+       {"json", "", "Print one JSON object instead of the table.", ""},
+       {"baseline", "FILE", "Compare with an earlier run: its --json output.", ""},
+       {"address", "ADDRESS", "Daemon of decode-loop and sharing-worker.", "", true},
+       {"steps", "N", "Steps of decode-loop.", "1000", true},
+       {"threads", "N", "", "0", true},
+       {"sequences", "N", "", "16", true},
+       {"tokens", "N", "", "", true},
+       {"layers", "N", "", "", true},
+       {"workers", "N", "", "1", true},
+       {"seed", "N", "", "1", true}});
+}
+
+bool Takes(const Benchmark& benchmark, std::string_view flag) {
+  return Concat(" ", benchmark.flags, " ").find(Concat(" ", flag, " ")) != std::string::npos;
+}
+
+// Of one benchmark. Positional: its name.
+Flags FlagsOf(const Benchmark& benchmark) {
+  std::vector<Flags::Spec> specs = {
+      {"quick", "", "Finish within a minute on two cores.", ""},
+      {"json", "", "Print one JSON object instead of the table.", ""},
+      {"baseline", "FILE", "Compare with an earlier run: its --json output.", ""}};
+  for (Flags::Spec own : std::vector<Flags::Spec>{
+           {"threads", "N", "Kernel threads. 0: one per core.", "0"},
+           {"sequences", "N", "Sequences in the batch of each worker.", "16"},
+           {"tokens", "N", std::string(benchmark.tokens), ""},
+           {"layers", "N", std::string(benchmark.layers), ""},
+           {"workers", "N", "Workers, each a thread with its own session.", "1"},
+           {"seed", "N", "Seed of generated rows and prompts.", "1"}}) {
+    if (Takes(benchmark, own.name)) specs.push_back(std::move(own));
+  }
+  return Flags(Concat("Usage: tessera bench ", benchmark.name, " [FLAGS]\n\nMeasures: ",
+                      benchmark.what, ".\n\n", benchmark.about, "\nRows:\n", benchmark.rows,
+                      "\nExample:\n  ", benchmark.example, "\n\n", kExitStatus, "\nFlags:"),
+               std::move(specs));
+}
+
 absl::StatusOr<Options> OptionsOf(const Flags& flags) {
   Options options = {.quick = flags.Has("quick")};
   absl::Status status;
   const auto take = [&](const char* name, std::uint64_t min, std::uint64_t max, auto& into) {
+    if (!flags.Declares(name)) return;
     const absl::StatusOr<std::uint64_t> number = flags.Number(name, min, max);
     status.Update(number.status());
     if (number.ok()) into = static_cast<std::remove_reference_t<decltype(into)>>(*number);
@@ -49,7 +96,7 @@ absl::StatusOr<Options> OptionsOf(const Flags& flags) {
   const auto take_given = [&](const char* name, std::uint64_t min, std::uint64_t max,
                               std::optional<std::uint32_t>& into) {
     std::uint32_t number = 0;
-    if (!flags.Has(name)) return;
+    if (!flags.Declares(name) || !flags.Has(name)) return;
     take(name, min, max, number);
     into = number;
   };
@@ -62,60 +109,67 @@ absl::StatusOr<Options> OptionsOf(const Flags& flags) {
   if (!status.ok()) return status;
   return options;
 }
-}  // namespace
 
+absl::Status RunOne(const Benchmark& benchmark, const Flags& flags) {
+  const absl::StatusOr<Options> options = OptionsOf(flags);
+  if (!options.ok()) return options.status();
+  if (flags.positional().size() != 1) {
+    return absl::InvalidArgumentError(
+        Concat("unexpected argument \"", flags.positional()[1], "\"; run one benchmark at a time"));
+  }
+  std::optional<EarlierRun> earlier;
+  if (flags.Has("baseline")) {
+    absl::StatusOr<EarlierRun> read = ReadEarlierRun(flags.Get("baseline"), benchmark.name);
+    if (!read.ok()) return read.status();
+    earlier = *std::move(read);
+  }
+  const double load_average = LoadAverage();
+  absl::StatusOr<Report> report = benchmark.run(*options);
+  ProgressDone();
+  if (!report.ok()) return report.status();
+  report->load_average = load_average;
+  report->earlier = std::move(earlier);
+  std::fputs((flags.Has("json") ? report->Json() : report->Text()).c_str(), stdout);
+  return absl::OkStatus();
+}
+
+// Anything but a benchmark.
+absl::Status RunInternal(const Flags& flags) {
+  const absl::StatusOr<Options> options = OptionsOf(flags);
+  if (!options.ok()) return options.status();
+  if (flags.positional().size() != 1) {
+    return absl::InvalidArgumentError(Concat("expected the name of one benchmark:\n", List()));
+  }
+  const std::string& name = flags.positional()[0];
+  // The child process whose system calls `overhead` counts.
+  if (name == "decode-loop") {
+    absl::StatusOr<std::uint64_t> steps = flags.Number("steps", 1, 1'000'000);
+    return steps.ok() ? RunDecodeLoop(flags.Get("address"), *steps) : steps.status();
+  }
+  // The child processes of `sharing`.
+  if (name == "sharing-worker") {
+    return RunSharingWorker(flags.Get("address"), {.layers = options->layers.value_or(1),
+                                                   .tokens = options->tokens.value_or(0)});
+  }
+  return absl::InvalidArgumentError(
+      Concat("unknown benchmark \"", name, "\"; expected one of:\n", List()));
+}
+
+}  // namespace
 }  // namespace bench
 
 int RunBench(std::span<const std::string_view> args) {
-  return RunWithArguments(
-      Flags(Concat("Usage: tessera bench NAME [--quick] [--json]\n\n"
-                   "Runs one benchmark. Ratios compare rows of one run; absolute times are valid\n"
-                   "for this machine only.\n\n"
-                   "Examples:\n"
-                   "  tessera bench serve --quick\n"
-                   "  tessera bench attend --json\n\n"
-                   "Benchmarks:\n",
-                   bench::List()),
-            {{"quick", "", "Finish within a minute on two cores.", ""},
-             {"json", "", "Print one JSON object instead of the table.", ""},
-             {"address", "ADDRESS", "Internal: daemon of decode-loop and sharing-worker.", ""},
-             {"steps", "N", "Internal: steps of decode-loop.", "1000"},
-             {"threads", "N", "Kernel threads. 0: one per core.", "0"},
-             {"sequences", "N", "serve: sequences in the batch of each worker.", "16"},
-             {"tokens", "N",
-              "Tokens per prompt. Defaults: serve 1024, policies 8192, sharing 65536.", ""},
-             {"layers", "N", "scale, sharing: layers of the model. Default: 32.", ""},
-             {"workers", "N", "serve: workers, each a thread with its own session.", "1"},
-             {"seed", "N", "Seed of generated rows and prompts.", "1"}}),
-      args, [](const Flags& flags) -> absl::Status {
-        const absl::StatusOr<bench::Options> options = bench::OptionsOf(flags);
-        if (!options.ok()) return options.status();
-        if (flags.positional().size() != 1) {
-          return absl::InvalidArgumentError(
-              Concat("expected the name of one benchmark:\n", bench::List()));
-        }
-        // Not a benchmark: the child process whose system calls `overhead` counts.
-        if (flags.positional()[0] == "decode-loop") {
-          absl::StatusOr<std::uint64_t> steps = flags.Number("steps", 1, 1'000'000);
-          return steps.ok() ? bench::RunDecodeLoop(flags.Get("address"), *steps) : steps.status();
-        }
-        // Not a benchmark: the child processes of `sharing`.
-        if (flags.positional()[0] == "sharing-worker") {
-          return bench::RunSharingWorker(
-              flags.Get("address"),
-              {.layers = options->layers.value_or(1), .tokens = options->tokens.value_or(0)});
-        }
-        for (const bench::Benchmark& benchmark : bench::kBenchmarks) {
-          if (benchmark.name != flags.positional()[0]) continue;
-          absl::StatusOr<bench::Report> report = benchmark.run(*options);
-          bench::ProgressDone();
-          if (!report.ok()) return report.status();
-          std::fputs((flags.Has("json") ? report->Json() : report->Text()).c_str(), stdout);
-          return absl::OkStatus();
-        }
-        return absl::InvalidArgumentError(Concat("unknown benchmark \"", flags.positional()[0],
-                                                 "\"; expected one of:\n", bench::List()));
-      });
+  // Find the benchmark among the arguments; flags may come before its name.
+  Flags general = bench::GeneralFlags();
+  static_cast<void>(general.Parse(args));  // errors are reported below
+  const bench::Benchmark* const benchmark =
+      general.positional().empty() ? nullptr : bench::FindBenchmark(general.positional()[0]);
+  if (benchmark != nullptr) {
+    return RunWithArguments(bench::FlagsOf(*benchmark), args, [benchmark](const Flags& flags) {
+      return bench::RunOne(*benchmark, flags);
+    });
+  }
+  return RunWithArguments(bench::GeneralFlags(), args, bench::RunInternal);
 }
 
 }  // namespace tessera::cli

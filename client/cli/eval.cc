@@ -4,9 +4,12 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cctype>
 #include <charconv>
 #include <chrono>
+#include <cstdint>
 #include <cstdio>
+#include <ctime>
 #include <filesystem>
 #include <fstream>
 #include <limits>
@@ -32,6 +35,7 @@
 #include "client/tools/run_command.h"
 #include "client/tools/table.h"
 #include "daemon/base/strings.h"
+#include "daemon/base/version.h"
 
 namespace tessera::cli {
 
@@ -293,6 +297,48 @@ absl::Status CheckWritable(const std::string& path) {
   return absl::InvalidArgumentError(Concat("--report: \"", path, "\" cannot be written"));
 }
 
+// The CSV file beside a page: "eval.html" -> "eval.csv", "eval" -> "eval.csv".
+std::string CsvBeside(const std::string& page) {
+  std::filesystem::path path(page);
+  const std::string extension = path.extension().string();
+  if (extension == ".html" || extension == ".htm") path.replace_extension();
+  return path.string() + ".csv";
+}
+
+// The command, quoted for a POSIX shell.
+std::string ShellCommand(std::span<const std::string_view> args) {
+  std::string command = "tessera eval";
+  for (const std::string_view arg : args) {
+    const bool plain = !arg.empty() && std::ranges::all_of(arg, [](unsigned char c) {
+      return std::isalnum(c) || std::string_view("-_=.,:/+%@").find(c) != std::string_view::npos;
+    });
+    if (plain) {
+      Append(command, " ", arg);
+      continue;
+    }
+    command += " '";
+    for (const char c : arg) command += c == '\'' ? "'\\''" : std::string(1, c);
+    command += "'";
+  }
+  return command;
+}
+
+std::string NowInUtc() {
+  const std::time_t now = std::time(nullptr);
+  std::tm utc = {};
+  ::gmtime_r(&now, &utc);
+  char text[32];
+  return {text, std::strftime(text, sizeof(text), "%Y-%m-%d %H:%M UTC", &utc)};
+}
+
+// The path and the size of the weights.
+std::string WeightsIn(const std::string& folder) {
+  std::error_code error;  // ignored: the model was loaded from this file
+  const auto path = std::filesystem::weakly_canonical(folder + "/model.safetensors", error);
+  const std::uintmax_t bytes = std::filesystem::file_size(path, error);
+  return error ? folder : Concat(path.string(), " (", bytes, " bytes)");
+}
+
 absl::Status RunPlan(const Flags& flags, Evaluation& evaluation, Evaluation::RunOptions run,
                      Results& results) {
   std::optional<StateFile> state;
@@ -327,7 +373,9 @@ absl::Status Evaluate(const Flags& flags, std::span<const std::string_view> args
   const auto examples = flags.Number("show", 0, 1000);
   if (!examples.ok()) return examples.status();
   if (flags.Has("report") && !flags.Has("serve-units")) {
-    if (absl::Status status = CheckWritable(flags.Get("report")); !status.ok()) return status;
+    for (const std::string& path : {flags.Get("report"), CsvBeside(flags.Get("report"))}) {
+      if (absl::Status status = CheckWritable(path); !status.ok()) return status;
+    }
   }
   const std::uint32_t cores = std::max(1u, std::thread::hardware_concurrency());
   std::unique_ptr<bench::LocalDaemon> own;
@@ -340,10 +388,9 @@ absl::Status Evaluate(const Flags& flags, std::span<const std::string_view> args
     own = *std::move(daemon);
     door = {.address = own->address(), .tls = std::nullopt};
   }
-  const absl::StatusOr<std::unique_ptr<Evaluation>> evaluation = Evaluation::Open(
-      {.model_folder = flags.Has("model") ? flags.Get("model") : bench::RecallFolder(),
-       .address = door.address,
-       .tls = door.tls});
+  const std::string model = flags.Has("model") ? flags.Get("model") : bench::RecallFolder();
+  const absl::StatusOr<std::unique_ptr<Evaluation>> evaluation =
+      Evaluation::Open({.model_folder = model, .address = door.address, .tls = door.tls});
   if (!evaluation.ok()) return evaluation.status();
   if (flags.Has("serve-units")) {
     const absl::StatusOr<std::unique_ptr<UnitRunner>> runner = (*evaluation)->Runner(*plan);
@@ -369,9 +416,14 @@ absl::Status Evaluate(const Flags& flags, std::span<const std::string_view> args
   std::fputs((flags.Has("json") ? Json(results) : Text(results, dense_bytes, *examples)).c_str(),
              stdout);
   if (!flags.Has("report")) return absl::OkStatus();
-  return WriteFile(
-      flags.Get("report"),
-      ReportPage(results, {.machine = bench::Machine(), .dense_bytes_per_token = dense_bytes}));
+  status = WriteFile(CsvBeside(flags.Get("report")), CsvOf(results, dense_bytes));
+  if (!status.ok()) return status;
+  return WriteFile(flags.Get("report"), ReportPage(results, {.machine = bench::Machine(),
+                                                             .dense_bytes_per_token = dense_bytes,
+                                                             .version = std::string(Version()),
+                                                             .date = NowInUtc(),
+                                                             .model = WeightsIn(model),
+                                                             .command = ShellCommand(args)}));
 }
 
 }  // namespace
@@ -406,10 +458,12 @@ int RunEval(std::span<const std::string_view> args) {
                {"workers", "N", "Worker processes. 0: one per core.", "0"},
                {"quick", "", "Finish within a minute on two cores.", ""},
                {"state", "FILE", "Save finished units. The same command resumes the run.", ""},
-               {"report", "FILE", "Write an HTML page with charts.", ""},
+               {"report", "FILE.html",
+                "Write an HTML page with charts, and FILE.csv with one row per policy and task.",
+                ""},
                {"show", "N", "Print N samples with the answer under each policy.", "0"},
                {"json", "", "Print the figures of every cell as JSON.", ""},
-               {"serve-units", "", "Internal: run as a worker process.", ""}})),
+               {"serve-units", "", "Run as a worker process.", "", true}})),
       args, [args](const Flags& flags) { return Evaluate(flags, args); });
 }
 

@@ -44,11 +44,12 @@ absl::StatusOr<Plan> ReadPlan(const Flags& flags) {
   plan.door = ConnectionOf(flags);
   plan.name = flags.Get("name");
   plan.token = flags.Get("token");
-  const std::string& door = flags.Get("door");
-  if (door != "mapped" && door != "rpc") {
-    return absl::InvalidArgumentError(Concat("--door is \"", door, "\"; it must be mapped or rpc"));
+  const std::string& transport = flags.Get("transport");
+  if (transport != "mapped" && transport != "rpc") {
+    return absl::InvalidArgumentError(
+        Concat("--transport is \"", transport, "\"; it must be mapped or rpc"));
   }
-  plan.mapped = door == "mapped";
+  plan.mapped = transport == "mapped";
   struct Number {
     const char* name;
     std::uint64_t* place;
@@ -269,15 +270,14 @@ int RunWorkerOn(const client::GpuPlatform& gpus, std::span<const std::string_vie
             "2 kv heads, head_dim 128, bf16) and checks the attention outputs.\n\n"
             "Example:\n"
             "  tessera worker --sequences=16 --steps=1000",
-            WithConnection(
-                {{"name", "NAME", "Worker name in 'tessera status'.", "demo"},
-                 {"token", "TOKEN", "Token of the tenant.", ""},
-                 {"door", "mapped|rpc", "Transport: mapped memory, or RPC only.", "mapped"},
-                 {"sequences", "N", "Sequences in the batch.", "4"},
-                 {"prompt", "N", "Tokens to prefill per sequence.", "512"},
-                 {"steps", "N", "Tokens to decode per sequence.", "128"},
-                 {"check-every", "N", "Steps between checks.", "16"},
-                 {"seed", "N", "Seed of the synthetic model.", "1"}})),
+            WithConnection({{"name", "NAME", "Worker name in 'tessera status'.", "demo"},
+                            {"token", "TOKEN", "Token of the tenant.", ""},
+                            {"transport", "mapped|rpc", "Mapped memory, or RPC only.", "mapped"},
+                            {"sequences", "N", "Sequences in the batch.", "4"},
+                            {"prompt", "N", "Tokens to prefill per sequence.", "512"},
+                            {"steps", "N", "Tokens to decode per sequence.", "128"},
+                            {"check-every", "N", "Steps between checks.", "16"},
+                            {"seed", "N", "Seed of the synthetic model.", "1"}})),
       args, [&gpus](const Flags& flags) -> absl::Status {
         absl::StatusOr<Plan> plan = ReadPlan(flags);
         if (!plan.ok()) return plan.status();

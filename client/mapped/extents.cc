@@ -154,7 +154,7 @@ absl::Status Extents::DropPoolExtent(std::uint32_t index) {
   return pool_->Drop(index);
 }
 
-void Extents::DropGone() {
+void Extents::UnmapRemoved() {
   MutexLock lock(mutex_);
   for (std::uint32_t i = 0; i < pool_generations_.size(); ++i) {
     const std::uint32_t now = header_->pool_extent_generation[i].load();

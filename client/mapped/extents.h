@@ -46,7 +46,7 @@ class Extents {
   // Maps new extents and unmaps removed ones.
   absl::Status Refresh();
   // Unmaps removed extents without fetching new ones: the daemon needs the memory back.
-  void DropGone();
+  void UnmapRemoved();
 
   shm::MappedArena directory() const { return {directory_.data(), directory_.bytes()}; }
   shm::MappedArena pool() const { return {pool_->base(), pool_limit_bytes_}; }

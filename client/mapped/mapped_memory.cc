@@ -14,14 +14,14 @@ using shm::DescriptorKind;
 static_assert(shm::kReaderSlots == 64, "one bit per reader slot");
 
 absl::StatusOr<std::unique_ptr<MappedMemory>> MappedMemory::Open(Options options) {
-  std::unique_ptr<MappedMemory> door(new MappedMemory(options));
+  std::unique_ptr<MappedMemory> mapped(new MappedMemory(options));
   absl::StatusOr<std::unique_ptr<Extents>> extents =
-      Extents::Open(*door->source_, options.expected, door->gpu_.get());
+      Extents::Open(*mapped->source_, options.expected, mapped->gpu_.get());
   if (!extents.ok()) return extents.status();
-  door->extents_ = *std::move(extents);
-  if (absl::Status status = door->MapControl(); !status.ok()) return status;
-  door->tails_ = std::make_unique<Tails>(*door->source_, *door->control_, door->gpu_.get());
-  return door;
+  mapped->extents_ = *std::move(extents);
+  if (absl::Status status = mapped->MapControl(); !status.ok()) return status;
+  mapped->tails_ = std::make_unique<Tails>(*mapped->source_, *mapped->control_, mapped->gpu_.get());
+  return mapped;
 }
 
 MappedMemory::MappedMemory(Options& options)
@@ -112,9 +112,9 @@ absl::Status MappedMemory::CopyToStaging(std::span<const StagingCopy> copies) {
   return GpuStatus(error);
 }
 
-void MappedMemory::DropGoneExtents() {
+void MappedMemory::UnmapRemovedExtents() {
   // Only the lease thread closes the gate, and this is that thread, so it need not be held.
-  extents_->DropGone();
+  extents_->UnmapRemoved();
 }
 
 void MappedMemory::Close() {

@@ -67,7 +67,7 @@ class MappedMemory {
   absl::Status CopyToStaging(std::span<const StagingCopy> copies);
 
   // Unmaps pool extents that the daemon has removed. On the lease thread.
-  void DropGoneExtents();
+  void UnmapRemovedExtents();
   // Refuses later calls, waits for those inside, and unmaps everything. On the lease thread;
   // idempotent.
   void Close();

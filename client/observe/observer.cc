@@ -38,7 +38,7 @@ double SquaredNorm(const std::byte* row, std::uint32_t size, kernels::ElementTyp
 }
 
 // At most this many more of the newest queries are kept than needed, in addition to drafts.
-constexpr std::uint64_t kMostTakenBack = 64;
+constexpr std::uint64_t kMaxDrafts = 64;
 
 }  // namespace
 
@@ -49,7 +49,7 @@ std::uint64_t Observer::NormsOf(std::uint64_t tokens) const {
 Observer::Observer(v1::PolicyNeeds needs, std::shared_ptr<const BoundModel> model)
     : needs_(std::move(needs)), model_(std::move(model)) {}
 
-bool Observer::Sees(const v1::PolicyNeeds& needs) const {
+bool Observer::CollectsSame(const v1::PolicyNeeds& needs) const {
   return google::protobuf::util::MessageDifferencer::Equals(needs, needs_);
 }
 
@@ -83,14 +83,15 @@ absl::Status Observer::See(const ObservedRows& rows, const kernels::Operations& 
                                         " was observed up to token ", layer.next));
   }
   if (rows.first_token < layer.next) ForgetFrom(rows.first_token, rows.layer);
-  SeeLast(rows, tokens, /*drafts=*/0, layer);
+  ObserveLast(rows, tokens, /*drafts=*/0, layer);
   // If another worker has observed an earlier prompt, the share refers to both.
   const std::uint64_t end = rows.first_token + std::max(rows.prompt_tokens, tokens);
-  SeeNorms(rows, tokens, rows.prompt_tokens == 0 ? ~std::uint64_t{0} : NormsOf(ExpectedTokens(end)),
-           /*prompt=*/true, layer);
+  ObserveNorms(rows, tokens,
+               rows.prompt_tokens == 0 ? ~std::uint64_t{0} : NormsOf(ExpectedTokens(end)),
+               /*prompt=*/true, layer);
   // The daemon computes the sums of keys before this observer from all queries.
   const bool from_first = !decided_.contains(rows.layer);
-  if (needs_.attention_sums() && from_first) SeeSums(rows, tokens, operations, layer);
+  if (needs_.attention_sums() && from_first) ObserveSums(rows, tokens, operations, layer);
   layer.next = rows.first_token + tokens;
   layer.rests = false;
   return absl::OkStatus();
@@ -116,21 +117,21 @@ void Observer::ForgetFrom(std::uint64_t token, std::uint32_t index) {
   layer.sums.clear();
 }
 
-void Observer::CutTo(std::uint64_t tokens) {
+void Observer::TruncateTo(std::uint64_t tokens) {
   const std::uint64_t ids = tokens - std::min(tokens, first_id_);
   if (ids_.size() > ids) ids_.resize(ids);
-  CutRowsTo(tokens);
+  TruncateRows(tokens);
 }
 
-void Observer::CutRowsTo(std::uint64_t tokens) {
+void Observer::TruncateRows(std::uint64_t tokens) {
   if (tokens == 0) {
     decided_.clear();
     layers_.clear();
   }
-  for (const auto& [index, layer] : layers_) CutLayerTo(tokens, index);
+  for (const auto& [index, layer] : layers_) TruncateLayer(tokens, index);
 }
 
-void Observer::CutLayerTo(std::uint64_t tokens, std::uint32_t index) {
+void Observer::TruncateLayer(std::uint64_t tokens, std::uint32_t index) {
   const auto layer = layers_.find(index);
   if (layer == layers_.end() || layer->second.next <= tokens) return;
   ForgetFrom(tokens, index);
@@ -144,15 +145,15 @@ std::uint64_t Observer::MostLast(const Layer& layer, std::uint64_t tokens) const
                   kernels::CountUp(needs_.last_share() * static_cast<double>(tokens)));
 }
 
-void Observer::SeeLast(const ObservedRows& rows, std::uint64_t tokens, std::uint64_t drafts,
-                       Layer& layer) {
+void Observer::ObserveLast(const ObservedRows& rows, std::uint64_t tokens, std::uint64_t drafts,
+                           Layer& layer) {
   const kernels::LayerGeometry& geometry = model_->geometry(rows.layer);
   const std::uint64_t token_bytes = geometry.query_heads * RowBytes(geometry);
   const std::uint64_t most = MostLast(layer, rows.first_token + tokens);
   if (most == 0) return;
   if (layer.last.empty()) layer.last_first = rows.first_token;
   layer.last.insert(layer.last.end(), rows.query.begin(), rows.query.end());
-  const std::uint64_t spare = drafts + std::min(most, kMostTakenBack);
+  const std::uint64_t spare = drafts + std::min(most, kMaxDrafts);
   if (layer.last.size() > (2 * most + spare) * token_bytes) {
     KeepLast(most + spare, token_bytes, layer);
   }
@@ -166,8 +167,8 @@ void Observer::KeepLast(std::uint64_t count, std::uint64_t token_bytes, Layer& l
   layer.last_first += rows - count;
 }
 
-void Observer::SeeNorms(const ObservedRows& rows, std::uint64_t tokens, std::uint64_t most,
-                        bool prompt, Layer& layer) {
+void Observer::ObserveNorms(const ObservedRows& rows, std::uint64_t tokens, std::uint64_t most,
+                            bool prompt, Layer& layer) {
   // Earlier tokens are observed again but already decided.
   const std::uint64_t begin = std::max(rows.first_token, layer.from);
   const std::uint64_t end = rows.first_token + tokens;
@@ -207,27 +208,27 @@ void Observer::HeadRows::Erase(std::map<std::uint64_t, ByNorm>::iterator row) {
   rows.erase(row);
 }
 
-void Observer::LetGo::Add(std::uint64_t position, double norm) {
+void Observer::DroppedNorms::Add(std::uint64_t position, double norm) {
   newest_.emplace(position, norm);
-  if (newest_.size() <= kMostNewest) return;
-  for (std::size_t i = 0; i < kMostNewest / 2; ++i) {
+  if (newest_.size() <= kMaxNewest) return;
+  for (std::size_t i = 0; i < kMaxNewest / 2; ++i) {
     const auto [at, of_it] = *newest_.begin();
     AddToBlock(at / kBlock, {of_it, ~at});
     newest_.erase(newest_.begin());
   }
 }
 
-void Observer::LetGo::AddAll(const LetGo& other) {
+void Observer::DroppedNorms::AddAll(const DroppedNorms& other) {
   for (const auto& [block, strength] : other.blocks_) AddToBlock(block, strength);
   for (const auto& [at, norm] : other.newest_) Add(at, norm);
 }
 
-void Observer::LetGo::AddToBlock(std::uint64_t block, const Strength& strength) {
+void Observer::DroppedNorms::AddToBlock(std::uint64_t block, const Strength& strength) {
   Strength& strongest = blocks_.try_emplace(block, strength).first->second;
   strongest = std::max(strongest, strength);
 }
 
-Observer::Strength Observer::LetGo::Strongest() const {
+Observer::Strength Observer::DroppedNorms::Strongest() const {
   Strength strongest = {0, 0};
   for (const auto& [at, norm] : newest_) strongest = std::max(strongest, Strength(norm, ~at));
   for (const auto& [block, of_it] : blocks_) strongest = std::max(strongest, of_it);
@@ -236,7 +237,7 @@ Observer::Strength Observer::LetGo::Strongest() const {
 
 // The second strongest row of a block is unknown. If a block loses its strongest row, the next one
 // is assumed to be as strong and to be the first remaining one.
-void Observer::LetGo::ForgetFrom(std::uint64_t position) {
+void Observer::DroppedNorms::ForgetFrom(std::uint64_t position) {
   newest_.erase(newest_.lower_bound(position), newest_.end());
   blocks_.erase(blocks_.lower_bound((position + kBlock - 1) / kBlock), blocks_.end());
   const auto cut = blocks_.find(position / kBlock);
@@ -244,7 +245,7 @@ void Observer::LetGo::ForgetFrom(std::uint64_t position) {
   cut->second.second = ~(cut->first * kBlock);
 }
 
-void Observer::LetGo::ForgetBefore(std::uint64_t position) {
+void Observer::DroppedNorms::ForgetBefore(std::uint64_t position) {
   newest_.erase(newest_.begin(), newest_.lower_bound(position));
   blocks_.erase(blocks_.begin(), blocks_.lower_bound(position / kBlock));
   const auto cut = blocks_.find(position / kBlock);
@@ -290,7 +291,7 @@ Observer::Strongest& Observer::Layer::NormsOf(std::uint64_t begin, std::uint64_t
   const bool follows = !norms.empty() && norms.back().end == begin;
   const bool behind_decoded = follows && norms.back().prompt_end < norms.back().end;
   if (!follows || (prompt && behind_decoded)) {
-    if (norms.size() == kMostNorms) JoinNorms(most);
+    if (norms.size() == kMaxRanges) JoinNorms(most);
     norms.push_back({.first = begin, .prompt_end = begin, .end = begin});
   }
   Strongest& to = norms.back();
@@ -321,8 +322,8 @@ void Observer::Layer::ForgetNormsBefore(std::uint64_t token) {
   if (!norms.empty()) norms.front().ForgetBefore(token);
 }
 
-void Observer::SeeSums(const ObservedRows& rows, std::uint64_t tokens,
-                       const kernels::Operations& operations, Layer& layer) {
+void Observer::ObserveSums(const ObservedRows& rows, std::uint64_t tokens,
+                           const kernels::Operations& operations, Layer& layer) {
   const kernels::LayerGeometry& geometry = model_->geometry(rows.layer);
   const std::uint64_t row_bytes = RowBytes(geometry);
   // Tokens decoded in between have no keys here, so the sums start again after them.
@@ -394,8 +395,8 @@ absl::Status Observer::CheckDecoded(std::uint32_t index, std::uint64_t first_tok
              "query; nothing was observed: repeat the call with a valid query"));
 }
 
-void Observer::SeeDecoded(std::uint32_t index, std::uint64_t first_token,
-                          std::span<const std::byte> query) {
+void Observer::ObserveDecoded(std::uint32_t index, std::uint64_t first_token,
+                              std::span<const std::byte> query) {
   if (!Decides(index)) return;
   const kernels::LayerGeometry& geometry = model_->geometry(index);
   const std::uint64_t token_bytes = geometry.query_heads * RowBytes(geometry);
@@ -406,13 +407,14 @@ void Observer::SeeDecoded(std::uint32_t index, std::uint64_t first_token,
   if (first_token > layer.next) layer.last.clear();
   const std::uint64_t tokens = query.size() / token_bytes, end = first_token + tokens;
   const ObservedRows rows = {.layer = index, .first_token = first_token, .query = query};
-  SeeLast(rows, tokens, /*drafts=*/tokens, layer);
-  SeeNorms(rows, tokens, NormsOf(ExpectedTokens(end)), /*prompt=*/false, layer);
+  ObserveLast(rows, tokens, /*drafts=*/tokens, layer);
+  ObserveNorms(rows, tokens, NormsOf(ExpectedTokens(end)), /*prompt=*/false, layer);
   layer.next = end;
   layer.rests = false;
 }
 
-absl::Status Observer::SeeTokens(std::uint64_t first_token, std::span<const std::uint32_t> ids) {
+absl::Status Observer::ObserveTokenIds(std::uint64_t first_token,
+                                       std::span<const std::uint32_t> ids) {
   if (!needs_.token_ids()) return absl::OkStatus();
   if (!ids_.empty() && first_token > first_id_ + ids_.size()) {
     return absl::OutOfRangeError(Concat("first_token is ", first_token,
@@ -444,7 +446,7 @@ void Observer::Decided(std::uint32_t index, std::uint64_t until) {
   layer = std::move(left);
 }
 
-void Observer::BeginsDecided() {
+void Observer::MarkPrefixDecided() {
   for (std::uint32_t layer = 0; layer < model_->layers(); ++layer) decided_.insert(layer);
 }
 

@@ -30,7 +30,7 @@ class Observer {
 
   const v1::PolicyNeeds& needs() const { return needs_; }
   // Whether this observer collects exactly these observations.
-  bool Sees(const v1::PolicyNeeds& needs) const;
+  bool CollectsSame(const v1::PolicyNeeds& needs) const;
   // Observes rows of a prompt: layer by layer, in the order of tokens. Layers that the policy does
   // not need are ignored. Rows may be observed again; this discards the later ones. Rows with a
   // small norm that were dropped before do not return, so fewer rows are then known to be the
@@ -50,15 +50,16 @@ class Observer {
   // Observes queries of decoded tokens; a step may be repeated. By norm it keeps as many queries as
   // the policy would need at twice the length, or after 4,096 more tokens. So none is missing until
   // then, unless decoded tokens are taken back or have been packed.
-  void SeeDecoded(std::uint32_t layer, std::uint64_t first_token, std::span<const std::byte> query);
+  void ObserveDecoded(std::uint32_t layer, std::uint64_t first_token,
+                      std::span<const std::byte> query);
   // Observes token ids, in the order of tokens.
-  absl::Status SeeTokens(std::uint64_t first_token, std::span<const std::uint32_t> ids);
+  absl::Status ObserveTokenIds(std::uint64_t first_token, std::span<const std::uint32_t> ids);
   // Discards rows of the layer from token `tokens` on: they were not accepted.
-  void CutLayerTo(std::uint64_t tokens, std::uint32_t layer);
+  void TruncateLayer(std::uint64_t tokens, std::uint32_t layer);
   // The same for every layer.
-  void CutRowsTo(std::uint64_t tokens);
+  void TruncateRows(std::uint64_t tokens);
   // The sequence was truncated to `tokens` tokens: discards rows and ids of later ones.
-  void CutTo(std::uint64_t tokens);
+  void TruncateTo(std::uint64_t tokens);
 
   // Sends the observations of the layers [first, end) to the daemon and returns the first layer
   // that was not sent: below `end` if the daemon has no room for more, RESOURCE_EXHAUSTED if not
@@ -75,7 +76,7 @@ class Observer {
   void Decided(std::uint32_t layer, std::uint64_t until);
   // The first tokens of the sequence were or may be decided by observations of another worker: they
   // come from a published prefix or a handover.
-  void BeginsDecided();
+  void MarkPrefixDecided();
 
  private:
   struct ByNorm {
@@ -86,10 +87,10 @@ class Observer {
   using Strength = std::pair<double, std::uint64_t>;
   // The norms of rows that were dropped because enough stronger rows exist: one per row for the
   // newest tokens, which may be taken back, and the strongest per block for older ones.
-  class LetGo {
+  class DroppedNorms {
    public:
     void Add(std::uint64_t position, double norm);
-    void AddAll(const LetGo& other);
+    void AddAll(const DroppedNorms& other);
     void ForgetFrom(std::uint64_t position);
     void ForgetBefore(std::uint64_t position);
     bool empty() const { return newest_.empty() && blocks_.empty(); }
@@ -97,7 +98,7 @@ class Observer {
 
    private:
     static constexpr std::uint64_t kBlock = 32;
-    static constexpr std::size_t kMostNewest = 256;
+    static constexpr std::size_t kMaxNewest = 256;
     void AddToBlock(std::uint64_t block, const Strength& strength);
     std::map<std::uint64_t, double> newest_;    // by position
     std::map<std::uint64_t, Strength> blocks_;  // by position / kBlock
@@ -107,7 +108,7 @@ class Observer {
     std::map<std::uint64_t, ByNorm> rows;
     std::set<Strength> order;  // the strength of each row
     // No dropped row may be stronger than a row that is sent.
-    LetGo let_go;
+    DroppedNorms let_go;
     // Adds the row, and keeps the `most` strongest.
     void Add(std::uint64_t position, double norm, std::span<const std::byte> row,
              std::uint64_t most);
@@ -141,7 +142,7 @@ class Observer {
     // The policy continues from its last decision, or from an empty sequence: it needs every query
     // of prompts and of decoded tokens.
     bool wants_all = false;
-    static constexpr std::size_t kMostNorms = 4;
+    static constexpr std::size_t kMaxRanges = 4;
     // In the order of their tokens. The daemon knows which of them count: those of the first
     // undecided prompt and of the tokens after it.
     std::vector<Strongest> norms;
@@ -161,22 +162,23 @@ class Observer {
   // How many of the newest queries are kept of a layer that holds `tokens` tokens.
   std::uint64_t MostLast(const Layer& layer, std::uint64_t tokens) const;
   // `drafts`: how many of the tokens may be rejected later.
-  void SeeLast(const ObservedRows& rows, std::uint64_t tokens, std::uint64_t drafts, Layer& layer);
+  void ObserveLast(const ObservedRows& rows, std::uint64_t tokens, std::uint64_t drafts,
+                   Layer& layer);
   static void KeepLast(std::uint64_t count, std::uint64_t token_bytes, Layer& layer);
   // Keeps the `most` strongest rows of each head.
-  void SeeNorms(const ObservedRows& rows, std::uint64_t tokens, std::uint64_t most, bool prompt,
-                Layer& layer);
-  void SeeSums(const ObservedRows& rows, std::uint64_t tokens,
-               const kernels::Operations& operations, Layer& layer);
-  absl::Status ShowTokens(Session& session, SequenceId sequence, std::uint64_t tokens);
+  void ObserveNorms(const ObservedRows& rows, std::uint64_t tokens, std::uint64_t most, bool prompt,
+                    Layer& layer);
+  void ObserveSums(const ObservedRows& rows, std::uint64_t tokens,
+                   const kernels::Operations& operations, Layer& layer);
+  absl::Status SendTokenIds(Session& session, SequenceId sequence, std::uint64_t tokens);
   // Sends a layer and returns the daemon's answer; norms_from is 0 if no norms were sent.
-  absl::StatusOr<v1::ObserveResponse> ShowLayer(Session& session, SequenceId sequence,
+  absl::StatusOr<v1::ObserveResponse> SendLayer(Session& session, SequenceId sequence,
                                                 std::uint32_t index, const Layer& layer,
                                                 bool to_another) const;
   // Sends the first piece. `sent` receives how many rows of `last` it contains.
-  absl::Status ShowFirst(Session& session, SequenceId sequence, std::uint32_t index,
-                         const Layer& layer, bool to_another, std::uint64_t& sent,
-                         v1::ObserveResponse& response) const;
+  absl::Status SendFirstPiece(Session& session, SequenceId sequence, std::uint32_t index,
+                              const Layer& layer, bool to_another, std::uint64_t& sent,
+                              v1::ObserveResponse& response) const;
   // Adds queries of `last` from `first_row` on, up to the size of a piece. Returns how many.
   std::uint64_t FillLast(const kernels::LayerGeometry& geometry, const Layer& layer,
                          std::uint64_t first_row, v1::ObserveRequest& request,

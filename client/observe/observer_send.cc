@@ -82,14 +82,14 @@ std::vector<std::byte> Observer::FillNorms(std::uint32_t index, const Layer& lay
 absl::StatusOr<std::uint32_t> Observer::Show(Session& session, SequenceId sequence,
                                              std::uint32_t first, std::uint32_t end,
                                              std::uint64_t tokens, bool to_another) {
-  if (absl::Status status = ShowTokens(session, sequence, tokens); !status.ok()) return status;
+  if (absl::Status status = SendTokenIds(session, sequence, tokens); !status.ok()) return status;
   const auto layers_end = layers_.lower_bound(end);
   for (auto it = layers_.lower_bound(first); it != layers_end; ++it) {
     const kernels::LayerGeometry& geometry = model_->geometry(it->first);
     KeepLast(MostLast(it->second, it->second.next), geometry.query_heads * RowBytes(geometry),
              it->second);
     absl::StatusOr<v1::ObserveResponse> answer =
-        ShowLayer(session, sequence, it->first, it->second, to_another);
+        SendLayer(session, sequence, it->first, it->second, to_another);
     const std::uint64_t from = answer.ok() ? answer->norms_from() : 0;
     const auto begins_within = [from](const Strongest& norms) {
       return norms.first < from && from < norms.end;
@@ -97,7 +97,7 @@ absl::StatusOr<std::uint32_t> Observer::Show(Session& session, SequenceId sequen
     if (std::ranges::any_of(it->second.norms, begins_within)) {
       // Some of these tokens have been decided in the meantime: send the strongest of the rest.
       it->second.ForgetNormsBefore(from);
-      answer = ShowLayer(session, sequence, it->first, it->second, to_another);
+      answer = SendLayer(session, sequence, it->first, it->second, to_another);
     }
     const absl::Status& status = answer.status();
     if (absl::IsResourceExhausted(status) && it->first > first) return it->first;
@@ -109,7 +109,7 @@ absl::StatusOr<std::uint32_t> Observer::Show(Session& session, SequenceId sequen
   return end;
 }
 
-absl::Status Observer::ShowTokens(Session& session, SequenceId sequence, std::uint64_t tokens) {
+absl::Status Observer::SendTokenIds(Session& session, SequenceId sequence, std::uint64_t tokens) {
   const std::uint64_t count =
       std::min<std::uint64_t>(ids_.size(), tokens - std::min(tokens, first_id_));
   if (count == 0) return absl::OkStatus();
@@ -125,14 +125,14 @@ absl::Status Observer::ShowTokens(Session& session, SequenceId sequence, std::ui
   return absl::OkStatus();
 }
 
-absl::StatusOr<v1::ObserveResponse> Observer::ShowLayer(Session& session, SequenceId sequence,
+absl::StatusOr<v1::ObserveResponse> Observer::SendLayer(Session& session, SequenceId sequence,
                                                         std::uint32_t index, const Layer& layer,
                                                         bool to_another) const {
   const kernels::LayerGeometry& geometry = model_->geometry(index);
   const std::uint64_t rows = layer.last.size() / (geometry.query_heads * RowBytes(geometry));
   std::uint64_t sent = 0;
   v1::ObserveResponse response;
-  absl::Status status = ShowFirst(session, sequence, index, layer, to_another, sent, response);
+  absl::Status status = SendFirstPiece(session, sequence, index, layer, to_another, sent, response);
   while (status.ok() && sent < rows) {
     v1::ObserveRequest more;
     more.set_sequence_id(sequence.value());
@@ -157,9 +157,9 @@ absl::StatusOr<v1::ObserveResponse> Observer::ShowLayer(Session& session, Sequen
 
 // Sends everything except queries that exceed one piece. Releases its place in the staging arena on
 // return, because the next piece may need it.
-absl::Status Observer::ShowFirst(Session& session, SequenceId sequence, std::uint32_t index,
-                                 const Layer& layer, bool to_another, std::uint64_t& sent,
-                                 v1::ObserveResponse& response) const {
+absl::Status Observer::SendFirstPiece(Session& session, SequenceId sequence, std::uint32_t index,
+                                      const Layer& layer, bool to_another, std::uint64_t& sent,
+                                      v1::ObserveResponse& response) const {
   const kernels::LayerGeometry& geometry = model_->geometry(index);
   v1::ObserveRequest request;
   request.set_sequence_id(sequence.value());

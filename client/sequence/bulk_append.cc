@@ -60,8 +60,8 @@ class Bulk {
   absl::StatusOr<PieceShape> Shape() {
     std::uint64_t most = session_.welcome().max_message_bytes();
     most -= std::min(most, kMessageOverhead);
-    if (MappedMemory* door = session_.door()) {
-      absl::StatusOr<StagingRing*> staging = door->staging();
+    if (MappedMemory* mapped = session_.mapped_memory()) {
+      absl::StatusOr<StagingRing*> staging = mapped->staging();
       if (staging.ok()) {
         staging_ = *staging;
         // Half of the arena: one piece is copied in while the daemon reads another.
@@ -101,9 +101,10 @@ class Bulk {
       absl::StatusOr<StagingRing::Place> taken = staging_->Take(2 * bytes);
       if (!taken.ok()) return Lost(taken.status());
       place = *std::move(taken);
-      GateHold hold(session_.door()->gate(), Gate::kSharedLane);
+      GateHold hold(session_.mapped_memory()->gate(), Gate::kSharedLane);
       if (!hold) return session_.status();
-      absl::Status copied = session_.door()->CopyToStaging(List(piece, place.offset(), bytes));
+      absl::Status copied =
+          session_.mapped_memory()->CopyToStaging(List(piece, place.offset(), bytes));
       if (!copied.ok()) return copied;
       SetStaging(*request.mutable_key(), place.offset(), bytes);
       SetStaging(*request.mutable_value(), place.offset() + bytes, bytes);
@@ -204,9 +205,9 @@ absl::Status CheckBytes(std::string_view what, std::size_t given, const BoundMod
 }
 
 // Removes the pieces that were appended before one failed.
-absl::Status TakeBack(Session& session, SequenceState& sequence, std::uint64_t tokens,
+absl::Status RollBack(Session& session, SequenceState& sequence, std::uint64_t tokens,
                       const absl::Status& failed) {
-  const absl::Status truncated = CutTo(session, sequence.id, tokens);
+  const absl::Status truncated = TruncateTo(session, sequence.id, tokens);
   if (truncated.ok()) {
     sequence.SetTokens(tokens);
     return failed;
@@ -259,7 +260,7 @@ absl::Status LearnPositionShift(Session& session, SequenceState& sequence,
              ": another caller has compressed the sequence; read next_position() again"));
 }
 
-absl::Status CutTo(Session& session, SequenceId sequence, std::uint64_t tokens) {
+absl::Status TruncateTo(Session& session, SequenceId sequence, std::uint64_t tokens) {
   v1::TruncateRequest request;
   v1::TruncateResponse response;
   request.set_sequence_id(sequence.value());
@@ -269,7 +270,7 @@ absl::Status CutTo(Session& session, SequenceId sequence, std::uint64_t tokens) 
 
 absl::Status CutAbandonedRows(Session& session, SequenceState& sequence) {
   if (!sequence.abandoned_rows) return absl::OkStatus();
-  absl::Status status = CutTo(session, sequence.id, sequence.tokens);
+  absl::Status status = TruncateTo(session, sequence.id, sequence.tokens);
   sequence.abandoned_rows = !status.ok();
   return status;
 }
@@ -307,7 +308,7 @@ absl::StatusOr<std::uint64_t> BulkAppend(Session& session, SequenceState& sequen
   status = LearnPositionShift(session, sequence, status);
   const std::uint64_t first_now = sequence.TokensOf(tensors.first_layer);
   if (first_now == first_before || sequence.uncertain || absl::IsDataLoss(status)) return status;
-  if (was_even) return TakeBack(session, sequence, before, status);
+  if (was_even) return RollBack(session, sequence, before, status);
   // Truncation would also cut layers that held more tokens before.
   return WithMessage(status, Concat(AsStringView(status.message()), "; layer ", tensors.first_layer,
                                     " now holds ", first_now, " tokens"));

@@ -23,7 +23,7 @@ absl::Status LearnPositionShift(Session& session, SequenceState& sequence,
                                 const absl::Status& refused);
 
 // Truncates the sequence in the daemon to its first `tokens` tokens.
-absl::Status CutTo(Session& session, SequenceId sequence, std::uint64_t tokens);
+absl::Status TruncateTo(Session& session, SequenceId sequence, std::uint64_t tokens);
 // Removes rows of an abandoned step, if removing them failed when it was abandoned.
 absl::Status CutAbandonedRows(Session& session, SequenceState& sequence);
 // The same for calls that only read, and may run concurrently. Usually there is nothing to do.

@@ -69,13 +69,14 @@ void FillInline(const RotationTensors& rotations, v1::Rotations& out) {
 
 absl::Status FillStaging(Session& session, const RotationTensors& rotations,
                          const StagingRing::Place& place, v1::Rotations& out) {
-  GateHold hold(session.door()->gate(), Gate::kSharedLane);
+  GateHold hold(session.mapped_memory()->gate(), Gate::kSharedLane);
   if (!hold) return session.status();
   const std::uint64_t bytes = rotations.key.size();
   const MappedMemory::StagingCopy copies[] = {
       {place.offset(), rotations.key.data(), bytes},
       {place.offset() + bytes, rotations.value.data(), bytes}};
-  if (absl::Status status = session.door()->CopyToStaging(copies); !status.ok()) return status;
+  if (absl::Status status = session.mapped_memory()->CopyToStaging(copies); !status.ok())
+    return status;
   out.mutable_key()->mutable_staging()->set_offset(place.offset());
   out.mutable_key()->mutable_staging()->set_bytes(bytes);
   out.mutable_value()->mutable_staging()->set_offset(place.offset() + bytes);
@@ -104,12 +105,12 @@ absl::StatusOr<v1::CompressResponse> CompressByRpc(Session& session, const Bound
     if (!status.ok()) return status;
     const std::uint64_t bytes = 2 * rotations.key.size();
     const std::uint64_t most = session.welcome().max_message_bytes();
-    MappedMemory* const door = session.door();
+    MappedMemory* const mapped = session.mapped_memory();
     if (bytes + kMessageOverhead <= most) {
       FillInline(rotations, *request.mutable_rotations());
     } else {
-      if (door == nullptr) return TooLarge(rotations, most);
-      absl::StatusOr<StagingRing*> staging = door->staging();
+      if (mapped == nullptr) return TooLarge(rotations, most);
+      absl::StatusOr<StagingRing*> staging = mapped->staging();
       if (!staging.ok() || (*staging)->bytes() < bytes) return TooLarge(rotations, most);
       absl::StatusOr<StagingRing::Place> taken = (*staging)->Take(bytes);
       if (!taken.ok()) return taken.status();

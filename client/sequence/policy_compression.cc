@@ -51,7 +51,7 @@ absl::StatusOr<v1::CompressResponse> CompressByPolicy(Session& session, Sequence
   request.set_layers(layers);
   const std::uint32_t end = layers == 0 ? sequence.model->layers() : first_layer + layers;
   for (std::uint32_t layer = first_layer; layer < end && observer != nullptr; ++layer) {
-    observer->CutLayerTo(sequence.TokensOf(layer), layer);
+    observer->TruncateLayer(sequence.TokensOf(layer), layer);
   }
   for (std::uint32_t begin = first_layer;;) {
     std::uint32_t sent = end;
@@ -86,8 +86,8 @@ absl::StatusOr<v1::CompressResponse> CompressByPolicy(Session& session, Sequence
     const bool acts_later = observer != nullptr && observer->needs().acts_while_decoding();
     sequence.prompt_end.SkipLook();
     if (sequence.prompt_waits && !acts_later) {
-      sequence.warning = sequence.prompt_end.AfterLook(sequence.id, sequence.policy,
-                                                       sequence.tokens, response.outcomes());
+      sequence.warning = sequence.prompt_end.WarnAfterCheck(sequence.id, sequence.policy,
+                                                            sequence.tokens, response.outcomes());
     }
     sequence.compressed_at = sequence.tokens;
     sequence.prompt_waits = false;
@@ -101,7 +101,7 @@ absl::Status SendObservations(Session& session, SequenceState& sequence) {
   if (observer == nullptr) return absl::OkStatus();
   const std::uint32_t layers = sequence.model->layers();
   for (std::uint32_t layer = 0; layer < layers; ++layer) {
-    observer->CutLayerTo(sequence.TokensOf(layer), layer);
+    observer->TruncateLayer(sequence.TokensOf(layer), layer);
   }
   const auto until = observer->Show(session, sequence.id, 0, layers, sequence.TokensOf(0),
                                     /*to_another=*/true);
@@ -123,12 +123,13 @@ std::vector<std::string> WarningsBeforeStep(Session& session, SequenceState& seq
   if (auto partly = end.BeforeDecoding(sequence.id, sequence.tokens)) {
     warnings.push_back(*std::move(partly));
   }
-  if (!end.WantsLook(sequence.tokens)) return warnings;
+  if (!end.IsCheckDue(sequence.tokens)) return warnings;
   v1::DescribeRequest request;
   v1::DescribeResponse response;
   request.set_sequence_id(sequence.id.value());
   if (!session.Call(request, response).ok()) response.Clear();
-  auto none = end.AfterLook(sequence.id, sequence.policy, sequence.tokens, response.outcomes());
+  auto none =
+      end.WarnAfterCheck(sequence.id, sequence.policy, sequence.tokens, response.outcomes());
   if (none.has_value()) warnings.push_back(*std::move(none));
   return warnings;
 }

@@ -17,13 +17,13 @@ constexpr std::uint32_t kLooks = 4;
 
 }  // namespace
 
-void PromptEnd::Ended(std::uint32_t first_layer, std::uint32_t layers, std::uint64_t tokens,
-                      std::uint32_t of_model, bool compressed) {
+void PromptEnd::MarkEnded(std::uint32_t first_layer, std::uint32_t layers, std::uint64_t tokens,
+                          std::uint32_t of_model, bool compressed) {
   if (ended_.empty()) ended_.assign(of_model, kNotEnded);
   const std::uint32_t end = layers == 0 ? of_model : std::min(of_model, first_layer + layers);
   for (std::uint32_t layer = first_layer; layer < end; ++layer) ended_[layer] = tokens;
-  looks_ = 0;
-  look_at_ = compressed || warned_no_effect_ ? 0 : tokens + kFirstLook;
+  checks_ = 0;
+  next_check_at_ = compressed || warned_no_effect_ ? 0 : tokens + kFirstLook;
 }
 
 std::optional<std::string> PromptEnd::BeforeDecoding(SequenceId id, std::uint64_t tokens) {
@@ -39,10 +39,10 @@ std::optional<std::string> PromptEnd::BeforeDecoding(SequenceId id, std::uint64_
                 "EndPrompt");
 }
 
-std::optional<std::string> PromptEnd::AfterLook(
+std::optional<std::string> PromptEnd::WarnAfterCheck(
     SequenceId id, const std::string& policy, std::uint64_t tokens,
     const google::protobuf::RepeatedPtrField<v1::OutcomeGroup>& outcomes) {
-  look_at_ = 0;
+  next_check_at_ = 0;
   bool waits = false;
   for (const v1::OutcomeGroup& group : outcomes) {
     if (group.worst().state() != v1::LANE_STATE_DENSE) return std::nullopt;
@@ -52,7 +52,7 @@ std::optional<std::string> PromptEnd::AfterLook(
   }
   if (outcomes.empty() || warned_no_effect_) return std::nullopt;
   if (waits) {
-    if (++looks_ < kLooks) look_at_ = tokens + (kFirstLook << looks_);
+    if (++checks_ < kLooks) next_check_at_ = tokens + (kFirstLook << checks_);
     return std::nullopt;
   }
   warned_no_effect_ = true;

@@ -18,25 +18,27 @@ class PromptEnd {
  public:
   // The prompt of these layers has ended at `tokens` tokens. `compressed`: they have been
   // compressed already, so the outcome need not be checked later.
-  void Ended(std::uint32_t first_layer, std::uint32_t layers, std::uint64_t tokens,
-             std::uint32_t of_model, bool compressed);
+  void MarkEnded(std::uint32_t first_layer, std::uint32_t layers, std::uint64_t tokens,
+                 std::uint32_t of_model, bool compressed);
   // Called when the sequence begins to decode. Returns a warning, once per sequence, if the prompt
   // has ended in some layers but not in others.
   std::optional<std::string> BeforeDecoding(SequenceId id, std::uint64_t tokens);
   // Whether to ask the daemon now for the outcome of the prompt.
   // The result is known: no need to ask.
-  void SkipLook() { look_at_ = 0; }
-  bool WantsLook(std::uint64_t tokens) const { return look_at_ != 0 && tokens >= look_at_; }
+  void SkipLook() { next_check_at_ = 0; }
+  bool IsCheckDue(std::uint64_t tokens) const {
+    return next_check_at_ != 0 && tokens >= next_check_at_;
+  }
   // Returns a warning, once per sequence, if the policy has compressed nothing.
-  std::optional<std::string> AfterLook(
+  std::optional<std::string> WarnAfterCheck(
       SequenceId id, const std::string& policy, std::uint64_t tokens,
       const google::protobuf::RepeatedPtrField<v1::OutcomeGroup>& outcomes);
 
  private:
   std::vector<std::uint64_t>
       ended_;  // by layer: tokens at the end of its prompt; empty: no prompt has ended
-  std::uint64_t look_at_ = 0;  // tokens; 0: never
-  std::uint32_t looks_ = 0;
+  std::uint64_t next_check_at_ = 0;  // tokens; 0: never
+  std::uint32_t checks_ = 0;
   bool warned_partly_ = false;
   bool warned_no_effect_ = false;
 };

@@ -87,7 +87,7 @@ struct SequenceState {
   void SetTokens(std::uint64_t held) {
     tokens = held;
     layer_tokens.clear();
-    if (observer != nullptr) observer->CutRowsTo(held);
+    if (observer != nullptr) observer->TruncateRows(held);
   }
   // The same for layers that hold different counts, as the daemon reports them.
   void SetLayers(std::uint64_t held, std::vector<std::uint64_t> by_layer) {
@@ -96,7 +96,7 @@ struct SequenceState {
     if (alike) return SetTokens(held);
     layer_tokens = std::move(by_layer);
     for (std::uint32_t layer = 0; layer < layer_tokens.size() && observer != nullptr; ++layer) {
-      observer->CutLayerTo(layer_tokens[layer], layer);
+      observer->TruncateLayer(layer_tokens[layer], layer);
     }
   }
   void Grow(std::uint32_t first_layer, std::uint32_t layers, std::uint64_t count) {

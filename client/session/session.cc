@@ -9,12 +9,12 @@
 namespace tessera::client {
 
 Session::Session(Options options, v1::Welcome welcome, std::unique_ptr<Transport> transport,
-                 std::shared_ptr<AttachStream> stream, std::unique_ptr<MappedMemory> door)
+                 std::shared_ptr<AttachStream> stream, std::unique_ptr<MappedMemory> mapped)
     : options_(std::move(options)),
       welcome_(std::move(welcome)),
       transport_(std::move(transport)),
       stream_(std::move(stream)),
-      door_(std::move(door)) {}
+      mapped_memory_(std::move(mapped)) {}
 
 absl::Status Session::status() const {
   if (!lost_.load(std::memory_order_acquire)) return absl::OkStatus();
@@ -123,16 +123,16 @@ void Session::Handle(v1::AttachResponse message) {
     }
     case v1::AttachResponse::kTailsClosed: {
       // Here, in order: the next answer may reuse the index of a dropped extent.
-      if (door_ != nullptr) {
+      if (mapped_memory_ != nullptr) {
         for (std::uint32_t extent : message.tails_closed().released_extents()) {
-          door_->tails().Release(extent);
+          mapped_memory_->tails().Release(extent);
         }
       }
       const std::uint64_t request = message.tails_closed().request_id();
       return Answer(request, std::move(message));
     }
     case v1::AttachResponse::kPoolChanged:
-      if (door_ != nullptr) door_->DropGoneExtents();
+      if (mapped_memory_ != nullptr) mapped_memory_->UnmapRemovedExtents();
       return;
     case v1::AttachResponse::kDraining:
       draining_.store(true, std::memory_order_relaxed);
@@ -161,7 +161,7 @@ void Session::Lose(const absl::Status& reason) {
     lost_.store(true, std::memory_order_release);
     answered_.NotifyAll();
   }
-  if (door_ != nullptr) door_->Close();
+  if (mapped_memory_ != nullptr) mapped_memory_->Close();
 }
 
 void Session::FinishWriting() {

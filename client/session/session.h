@@ -32,14 +32,14 @@ class Session {
   };
   // `door` is null if no memory is mapped.
   Session(Options options, v1::Welcome welcome, std::unique_ptr<Transport> transport,
-          std::shared_ptr<AttachStream> stream, std::unique_ptr<MappedMemory> door);
+          std::shared_ptr<AttachStream> stream, std::unique_ptr<MappedMemory> mapped);
 
   std::uint64_t serial() const { return options_.serial; }
   SessionId id() const { return SessionId(welcome_.session().session_id()); }
   const v1::Welcome& welcome() const { return welcome_; }
   const Environment& environment() const { return *options_.environment; }
   bool draining() const { return draining_.load(std::memory_order_relaxed); }
-  MappedMemory* door() const { return door_.get(); }
+  MappedMemory* mapped_memory() const { return mapped_memory_.get(); }
 
   // OK while the lease is held; else UNAVAILABLE with the reason.
   absl::Status status() const;
@@ -76,7 +76,7 @@ class Session {
   const v1::Welcome welcome_;
   const std::unique_ptr<Transport> transport_;
   const std::shared_ptr<AttachStream> stream_;
-  const std::unique_ptr<MappedMemory> door_;
+  const std::unique_ptr<MappedMemory> mapped_memory_;
   std::atomic<bool> draining_{false};
   std::atomic<bool> lost_{false};
 

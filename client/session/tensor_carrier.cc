@@ -21,14 +21,15 @@ void TensorCarrier::Add(v1::Tensor& tensor, std::span<const std::byte> bytes) {
 }
 
 absl::Status TensorCarrier::Carry(std::string_view what, std::uint64_t rest) {
-  MappedMemory* const door = session_.door();
+  MappedMemory* const mapped = session_.mapped_memory();
   // The daemon would have to copy from a GPU's arena back to the host.
-  const bool prefers_arena = door != nullptr && door->gpu() == nullptr && bytes_ >= kLeastStaged;
+  const bool prefers_arena =
+      mapped != nullptr && mapped->gpu() == nullptr && bytes_ >= kMinStagedBytes;
   const std::uint64_t message = session_.welcome().max_message_bytes();
   const bool fits_message = bytes_ + rest + kFrame <= message;
   std::uint64_t arena = 0;
-  if (door != nullptr && (prefers_arena || !fits_message)) {
-    const absl::StatusOr<StagingRing*> staging = door->staging();
+  if (mapped != nullptr && (prefers_arena || !fits_message)) {
+    const absl::StatusOr<StagingRing*> staging = mapped->staging();
     // At most half of it, so that a request never waits for all others to finish.
     if (staging.ok()) arena = (*staging)->bytes() / 2;
     if (bytes_ <= arena) return Stage(**staging);
@@ -54,7 +55,7 @@ absl::Status TensorCarrier::Stage(StagingRing& staging) {
     return reason.ok() ? place.status() : reason;
   }
   place_ = *std::move(place);
-  GateHold hold(session_.door()->gate(), Gate::kSharedLane);
+  GateHold hold(session_.mapped_memory()->gate(), Gate::kSharedLane);
   if (!hold) return session_.status();
   std::vector<MappedMemory::StagingCopy> copies;
   for (const Load& load : loads_) {
@@ -63,7 +64,7 @@ absl::Status TensorCarrier::Stage(StagingRing& staging) {
     load.tensor->mutable_staging()->set_offset(offset);
     load.tensor->mutable_staging()->set_bytes(load.bytes.size());
   }
-  return session_.door()->CopyToStaging(copies);
+  return session_.mapped_memory()->CopyToStaging(copies);
 }
 
 }  // namespace tessera::client

@@ -21,7 +21,7 @@ class TensorCarrier {
   explicit TensorCarrier(Session& session) : session_(session) {}
 
   // Smaller tensors travel inside the message: copying them costs less than a place.
-  static constexpr std::uint64_t kLeastStaged = 16 << 10;
+  static constexpr std::uint64_t kMinStagedBytes = 16 << 10;
 
   // `bytes` must stay valid until Carry.
   void Add(v1::Tensor& tensor, std::span<const std::byte> bytes);

@@ -61,36 +61,36 @@ absl::Status MappedStep::BeginPinned(Session& session, const StepOptions& option
     if (absl::Status status = OpenTails(session); !status.ok()) return status;
     Look look;
     {
-      GateHold hold(door_.gate(), slot_);
+      GateHold hold(mapped_memory_.gate(), slot_);
       if (!hold) return session.status();
-      look = PinAndLook(session.serial());
-      if (look.finding == Finding::kReady) return BeginBackend(options);
-      if (look.finding == Finding::kNewMapping) {
-        if (absl::Status status = door_.extents().Refresh(); !status.ok()) return status;
-      } else if (look.finding == Finding::kRingFull && pause == kFirstPause) {
-        door_.control().ring_full_waits.fetch_add(1, std::memory_order_relaxed);
+      look = PinAndCheck(session.serial());
+      if (look.finding == ReadinessState::kReady) return BeginBackend(options);
+      if (look.finding == ReadinessState::kNewMapping) {
+        if (absl::Status status = mapped_memory_.extents().Refresh(); !status.ok()) return status;
+      } else if (look.finding == ReadinessState::kRingFull && pause == kFirstPause) {
+        mapped_memory_.control().ring_full_waits.fetch_add(1, std::memory_order_relaxed);
       }
     }
     StepItem& item = batch_.items()[look.item];
     const Clock::Duration waited = environment_.clock->Now() - begun;
     switch (look.finding) {
-      case Finding::kNewMapping:
-      case Finding::kRevoked:
+      case ReadinessState::kNewMapping:
+      case ReadinessState::kRevoked:
         break;
-      case Finding::kTailGone:
+      case ReadinessState::kTailGone:
         item.sequence->tail = Tail();
         ++reopened;
         if (waited > options.timeout) {
-          return TailsTakenBack(*item.sequence, reopened, waited);
+          return TailsReclaimedError(*item.sequence, reopened, waited);
         }
         break;
-      case Finding::kRingFull: {
+      case ReadinessState::kRingFull: {
         absl::Status status = WaitForRing(item, begun + options.timeout, waited, pause);
         if (!status.ok()) return status;
         break;
       }
       default:
-        return Unready(session, look);
+        return NotReadyError(session, look);
     }
   }
 }
@@ -100,7 +100,7 @@ absl::Status MappedStep::BeginBackend(const StepOptions& options) {
   if (status.ok()) return status;
   (void)backend_->Settle(batch_);
   MarkInStep(false);
-  (void)shm::Unpin(door_.control().readers[slot_].word, pin_);
+  (void)shm::Unpin(mapped_memory_.control().readers[slot_].word, pin_);
   return status;
 }
 
@@ -110,7 +110,7 @@ void MappedStep::MarkInStep(bool in_step) {
   for (const StepItem& item : batch_.items()) {
     commits_.push_back({item.sequence->id, &item.sequence->tail, item.sequence->tokens});
   }
-  door_.tails().Mark(commits_, in_step);
+  mapped_memory_.tails().Mark(commits_, in_step);
   marked_ = in_step;
 }
 
@@ -124,7 +124,7 @@ absl::Status MappedStep::OpenTails(Session& session) {
   if (without_tail_.empty()) return absl::OkStatus();
   absl::StatusOr<v1::TailsOpened> opened = session.OpenTails(without_tail_);
   if (!opened.ok()) return opened.status();
-  GateHold hold(door_.gate(), slot_);
+  GateHold hold(mapped_memory_.gate(), slot_);
   if (!hold) return session.status();
   int next = 0;
   absl::Status changed = absl::OkStatus();
@@ -133,15 +133,15 @@ absl::Status MappedStep::OpenTails(Session& session) {
     if (sequence.tail.session == session.serial()) continue;
     const v1::TailPlace& place = opened->tails(next++);
     absl::StatusOr<Tail> tail =
-        door_.tails().Open({.sequence = sequence.id,
-                            .extent = place.extent(),
-                            .extent_bytes = place.extent_bytes(),
-                            .offset = place.offset(),
-                            .region_bytes = sequence.model->layout().tail_bytes(),
-                            .commit_slot = place.commit_slot(),
-                            .generation = place.generation(),
-                            .tokens = place.tokens()},
-                           session.serial());
+        mapped_memory_.tails().Open({.sequence = sequence.id,
+                                     .extent = place.extent(),
+                                     .extent_bytes = place.extent_bytes(),
+                                     .offset = place.offset(),
+                                     .region_bytes = sequence.model->layout().tail_bytes(),
+                                     .commit_slot = place.commit_slot(),
+                                     .generation = place.generation(),
+                                     .tokens = place.tokens()},
+                                    session.serial());
     if (!tail.ok()) return tail.status();
     sequence.tail = *std::move(tail);
     sequence.resolved.version = 0;
@@ -163,42 +163,43 @@ absl::Status MappedStep::OpenTails(Session& session) {
   return changed;
 }
 
-MappedStep::Look MappedStep::PinAndLook(std::uint64_t session) {
-  shm::Word& slot = door_.control().readers[slot_].word;
-  pin_ = shm::Pin(slot, door_.extents().header().epoch);
+MappedStep::Look MappedStep::PinAndCheck(std::uint64_t session) {
+  shm::Word& slot = mapped_memory_.control().readers[slot_].word;
+  pin_ = shm::Pin(slot, mapped_memory_.extents().header().epoch);
   MarkInStep(true);
   Look look;
-  if (!door_.extents().Current()) look.finding = Finding::kNewMapping;
-  for (std::size_t i = 0; i < batch_.items().size() && look.finding == Finding::kReady; ++i) {
+  if (!mapped_memory_.extents().Current()) look.finding = ReadinessState::kNewMapping;
+  for (std::size_t i = 0; i < batch_.items().size() && look.finding == ReadinessState::kReady;
+       ++i) {
     look = {LookAt(batch_.items()[i], session), i};
   }
   // The resolved lanes may lie in an extent that was added after the first check.
-  if (look.finding == Finding::kReady && !door_.extents().Current()) {
-    look.finding = Finding::kNewMapping;
+  if (look.finding == ReadinessState::kReady && !mapped_memory_.extents().Current()) {
+    look.finding = ReadinessState::kNewMapping;
   }
-  if (look.finding == Finding::kReady) return look;
+  if (look.finding == ReadinessState::kReady) return look;
   MarkInStep(false);
   if (!shm::Unpin(slot, pin_)) {
     for (StepItem& item : batch_.items()) item.sequence->resolved.version = 0;
-    look.finding = Finding::kRevoked;
+    look.finding = ReadinessState::kRevoked;
   }
   return look;
 }
 
-MappedStep::Finding MappedStep::LookAt(StepItem& item, std::uint64_t session) {
+MappedStep::ReadinessState MappedStep::LookAt(StepItem& item, std::uint64_t session) {
   SequenceState& sequence = *item.sequence;
   const shm::SequenceBlock* block = nullptr;
   const shm::Word* words =
-      shm::LaneWords(door_.extents().directory(), sequence.directory_offset, &block);
-  if (block == nullptr) return Finding::kBroken;
+      shm::LaneWords(mapped_memory_.extents().directory(), sequence.directory_offset, &block);
+  if (block == nullptr) return ReadinessState::kBroken;
   // Check this first: a freed block may hold anything, including a wrong lane count.
-  if (block->sequence_id.load() != sequence.id.value()) return Finding::kGone;
-  if (words == nullptr) return Finding::kBroken;
+  if (block->sequence_id.load() != sequence.id.value()) return ReadinessState::kGone;
+  if (words == nullptr) return ReadinessState::kBroken;
   const std::uint32_t state = block->state.load();
   // Opening a tail restores the sequence.
-  if (state == shm::kSequenceOffloaded) return Finding::kTailGone;
-  if (state != shm::kSequenceLive) return Finding::kFailed;
-  if (block->tail_generation.load() != sequence.tail.generation) return Finding::kTailGone;
+  if (state == shm::kSequenceOffloaded) return ReadinessState::kTailGone;
+  if (state != shm::kSequenceLive) return ReadinessState::kFailed;
+  if (block->tail_generation.load() != sequence.tail.generation) return ReadinessState::kTailGone;
   // Read the version before the lane words: the next step resolves later changes.
   const std::uint64_t version = block->version.load();
   ResolvedLanes& resolved = sequence.resolved;
@@ -207,20 +208,20 @@ MappedStep::Finding MappedStep::LookAt(StepItem& item, std::uint64_t session) {
     const bool resolves =
         block->lanes == sequence.model->layout().lanes() && Resolve(sequence, words);
     // The words may have been read after the tail was closed.
-    if (block->tail_generation.load() != sequence.tail.generation) return Finding::kTailGone;
-    if (!resolves) return Finding::kBroken;
+    if (block->tail_generation.load() != sequence.tail.generation) return ReadinessState::kTailGone;
+    if (!resolves) return ReadinessState::kBroken;
     resolved.version = version;
     resolved.session = session;
   }
   item.block = block;
   item.base = sequence.tokens;
   const std::uint64_t limit = block->ring_start.load() + sequence.model->layout().ring_capacity();
-  return item.base + item.new_tokens <= limit ? Finding::kReady : Finding::kRingFull;
+  return item.base + item.new_tokens <= limit ? ReadinessState::kReady : ReadinessState::kRingFull;
 }
 
 bool MappedStep::Resolve(SequenceState& sequence, const shm::Word* lane_words) {
-  const shm::MappedArena directory = door_.extents().directory();
-  const shm::MappedArena pool = door_.extents().pool();
+  const shm::MappedArena directory = mapped_memory_.extents().directory();
+  const shm::MappedArena pool = mapped_memory_.extents().pool();
   const shm::LaneLayout& layout = sequence.model->layout();
   ResolvedLanes& resolved = sequence.resolved;
   resolved.segments.clear();
@@ -255,7 +256,7 @@ bool MappedStep::Resolve(SequenceState& sequence, const shm::Word* lane_words) {
   return true;
 }
 
-absl::Status MappedStep::Unready(Session& session, const Look& look) const {
+absl::Status MappedStep::NotReadyError(Session& session, const Look& look) const {
   const SequenceState& sequence = *batch_.items()[look.item].sequence;
   // Ask the daemon: the session may have ended without this client having seen the end of its
   // stream yet.
@@ -264,11 +265,11 @@ absl::Status MappedStep::Unready(Session& session, const Look& look) const {
   request.set_sequence_id(sequence.id.value());
   absl::Status status = session.Call(request, description);
   if (!status.ok() && !absl::IsNotFound(status)) return status;
-  if (look.finding == Finding::kGone) {
+  if (look.finding == ReadinessState::kGone) {
     return absl::NotFoundError(
         Concat(sequence.id.ToString(), " is gone: it was freed, evicted or handed over"));
   }
-  if (look.finding == Finding::kFailed) {
+  if (look.finding == ReadinessState::kFailed) {
     return WithCause(absl::FailedPreconditionError(
                          Concat(sequence.id.ToString(), " has failed: ", description.failure())),
                      ErrorCause::kSequenceFailed);
@@ -278,8 +279,8 @@ absl::Status MappedStep::Unready(Session& session, const Look& look) const {
                                     " tokens, or point out of bounds"));
 }
 
-absl::Status MappedStep::TailsTakenBack(const SequenceState& sequence, std::uint64_t times,
-                                        Clock::Duration waited) const {
+absl::Status MappedStep::TailsReclaimedError(const SequenceState& sequence, std::uint64_t times,
+                                             Clock::Duration waited) const {
   const std::uint64_t bytes = batch_.model().layout().tail_bytes();
   const absl::Status status = absl::ResourceExhaustedError(
       Concat("tails of the batch were closed ", times, " times in ",
@@ -305,7 +306,7 @@ absl::Status MappedStep::WaitForRing(const StepItem& item, Clock::TimePoint dead
   }
   // Regardless of the wake word: a daemon that found no room for these tiles sleeps until
   // signalled.
-  door_.source().SignalWake();
+  mapped_memory_.source().SignalWake();
   environment_.sleeper->Sleep(pause);
   pause = std::min(2 * pause, kLongestPause);
   return absl::OkStatus();

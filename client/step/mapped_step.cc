@@ -14,36 +14,36 @@ namespace tessera::client {
 
 namespace {
 
-std::unique_ptr<StepBackend> NewBackend(MappedMemory& door, const Environment& environment) {
-  if (door.gpu() != nullptr) return std::make_unique<GpuBackend>(*door.gpu(), door.extents());
+std::unique_ptr<StepBackend> NewBackend(MappedMemory& mapped, const Environment& environment) {
+  if (mapped.gpu() != nullptr) return std::make_unique<GpuBackend>(*mapped.gpu(), mapped.extents());
   return std::make_unique<HostBackend>(*environment.implementation);
 }
 
 }  // namespace
 
-absl::StatusOr<MappedStep*> MappedStep::Take(MappedMemory& door, const Environment& environment) {
-  const absl::StatusOr<std::uint32_t> slot = door.TakeSlot();
+absl::StatusOr<MappedStep*> MappedStep::Take(MappedMemory& mapped, const Environment& environment) {
+  const absl::StatusOr<std::uint32_t> slot = mapped.TakeSlot();
   if (!slot.ok()) return slot.status();
-  std::unique_ptr<SlotState>& kept = door.StateOf(*slot);
-  if (kept == nullptr) kept = std::make_unique<MappedStep>(door, environment, *slot);
+  std::unique_ptr<SlotState>& kept = mapped.StateOf(*slot);
+  if (kept == nullptr) kept = std::make_unique<MappedStep>(mapped, environment, *slot);
   return static_cast<MappedStep*>(kept.get());
 }
 
-MappedStep::MappedStep(MappedMemory& door, const Environment& environment, std::uint32_t slot)
-    : door_(door),
+MappedStep::MappedStep(MappedMemory& mapped, const Environment& environment, std::uint32_t slot)
+    : mapped_memory_(mapped),
       environment_(environment),
       slot_(slot),
-      backend_(NewBackend(door, environment)) {}
+      backend_(NewBackend(mapped, environment)) {}
 
 bool MappedStep::StillPinned() const {
-  return door_.control().readers[slot_].word.load(std::memory_order_seq_cst) == pin_;
+  return mapped_memory_.control().readers[slot_].word.load(std::memory_order_seq_cst) == pin_;
 }
 
 absl::Status MappedStep::Append(std::uint32_t layer, std::span<const std::byte> key,
                                 std::span<const std::byte> value) {
   absl::Status status = batch_.CheckAppend(layer, key, value);
   if (!status.ok()) return status;
-  GateHold hold(door_.gate(), slot_);
+  GateHold hold(mapped_memory_.gate(), slot_);
   if (!hold) return LeaseLost();
   return AppendRows(layer, key, value);
 }
@@ -52,7 +52,7 @@ absl::Status MappedStep::Attend(std::uint32_t layer, const StepTensors& tensors)
   absl::Status status = batch_.CheckAttend(layer, tensors);
   if (!status.ok()) return status;
   {
-    GateHold hold(door_.gate(), slot_);
+    GateHold hold(mapped_memory_.gate(), slot_);
     if (!hold) return LeaseLost();
     status = AttendRows(layer, tensors);
   }
@@ -64,7 +64,7 @@ absl::Status MappedStep::AppendAndAttend(std::uint32_t layer, const StepTensors&
   if (status.ok()) status = batch_.CheckAttend(layer, tensors);
   if (!status.ok()) return status;
   {
-    GateHold hold(door_.gate(), slot_);
+    GateHold hold(mapped_memory_.gate(), slot_);
     if (!hold) return LeaseLost();
     status = AppendRows(layer, tensors.key, tensors.value);
     if (status.ok()) status = AttendRows(layer, tensors);
@@ -92,7 +92,7 @@ absl::Status MappedStep::AppendRows(std::uint32_t layer, std::span<const std::by
 
 absl::Status MappedStep::AttendRows(std::uint32_t layer, const StepTensors& tensors) {
   // The host cannot read GPU memory: such queries are observed when the step has settled.
-  if (door_.gpu() == nullptr) {
+  if (mapped_memory_.gpu() == nullptr) {
     absl::Status status = batch_.Observe(layer, tensors.query, StepBatch::QueryRows::kAll);
     if (!status.ok()) return status;
   }
@@ -111,7 +111,7 @@ absl::Status MappedStep::End(std::span<const std::uint32_t> accepted) {
   absl::Status status = batch_.CheckEnd(accepted);
   if (!status.ok()) return status;
   {
-    GateHold hold(door_.gate(), slot_);
+    GateHold hold(mapped_memory_.gate(), slot_);
     if (!hold) return LeaseLost();
     // Before unpinning: until then the pin protects the memory that the kernels read.
     status = backend_->Settle(batch_);
@@ -125,9 +125,9 @@ absl::Status MappedStep::End(std::span<const std::uint32_t> accepted) {
     if (!status.ok()) batch_.ForgetRows();
     MarkInStep(false);
     pinned_ = false;
-    (void)shm::Unpin(door_.control().readers[slot_].word, pin_);
+    (void)shm::Unpin(mapped_memory_.control().readers[slot_].word, pin_);
   }
-  if (status.ok() && doubtful_) status = AskWhatCounts();
+  if (status.ok() && is_commit_uncertain_) status = ResolveCommit();
   Finish();
   return status;
 }
@@ -144,7 +144,7 @@ absl::Status MappedStep::ObserveSettled() {
 
 // False if a tail was evicted or closed by another worker's append: the daemon would not read what
 // is stored there.
-bool MappedStep::TailsStand() const {
+bool MappedStep::AreTailsOpen() const {
   const auto& items = batch_.items();
   return std::all_of(items.begin(), items.end(), [](const StepItem& item) {
     return item.block->sequence_id.load() == item.sequence->id.value() &&
@@ -167,25 +167,25 @@ absl::Status MappedStep::Commit(std::span<const std::uint32_t> accepted) {
           (tokens - first) / kernels::kTileEntries > (item.base - first) / kernels::kTileEntries;
     }
   }
-  if (!TailsStand() || !door_.tails().Store(commits_)) {
+  if (!AreTailsOpen() || !mapped_memory_.tails().Store(commits_)) {
     MarkInStep(false);
     return absl::AbortedError(
         "a sequence lost its tail during the step; nothing was committed, repeat the step");
   }
   // The daemon closes a tail by removing its generation, and then reads the count. So the count of
   // a tail that is still open after the store has not been read before it.
-  doubtful_ = !TailsStand();
+  is_commit_uncertain_ = !AreTailsOpen();
   marked_ = false;
   for (std::size_t i = 0; i < commits_.size(); ++i) {
     batch_.items()[i].sequence->SetTokens(commits_[i].tokens);
   }
-  if (tile_filled && door_.control().wake.exchange(0, std::memory_order_seq_cst) == 1) {
-    door_.source().SignalWake();
+  if (tile_filled && mapped_memory_.control().wake.exchange(0, std::memory_order_seq_cst) == 1) {
+    mapped_memory_.source().SignalWake();
   }
   return absl::OkStatus();
 }
 
-absl::Status MappedStep::AskWhatCounts() {
+absl::Status MappedStep::ResolveCommit() {
   bool all = true;
   bool changed = false;  // by another caller: the step was computed for other positions
   for (std::size_t i = 0; i < batch_.items().size(); ++i) {
@@ -201,16 +201,16 @@ absl::Status MappedStep::AskWhatCounts() {
     all &= counts;
     changed |= !counts && sequence.tokens != batch_.items()[i].base;
   }
-  return all ? absl::OkStatus() : TakeBack(changed);
+  return all ? absl::OkStatus() : RollBack(changed);
 }
 
 // A step counts in all of its sequences or in none.
-absl::Status MappedStep::TakeBack(bool changed) {
+absl::Status MappedStep::RollBack(bool changed) {
   for (std::size_t i = 0; i < batch_.items().size() && !changed; ++i) {
     const StepItem& item = batch_.items()[i];
     SequenceState& sequence = *item.sequence;
     if (sequence.tokens == item.base) continue;
-    if (absl::Status status = CutTo(*session_, sequence.id, item.base); !status.ok()) {
+    if (absl::Status status = TruncateTo(*session_, sequence.id, item.base); !status.ok()) {
       return absl::FailedPreconditionError(
           Concat("sequences lost their tails during the commit; ", sequence.id.ToString(),
                  " holds the new tokens, others do not (read tokens() of each), and the tokens "
@@ -229,13 +229,13 @@ absl::Status MappedStep::TakeBack(bool changed) {
 }
 
 void MappedStep::Abandon() {
-  GateHold hold(door_.gate(), slot_);
+  GateHold hold(mapped_memory_.gate(), slot_);
   (void)backend_->Settle(batch_);
   batch_.ForgetRows();
   // Nothing is committed, so the pin need not have held.
   if (hold) MarkInStep(false);
   if (hold && std::exchange(pinned_, false)) {
-    (void)shm::Unpin(door_.control().readers[slot_].word, pin_);
+    (void)shm::Unpin(mapped_memory_.control().readers[slot_].word, pin_);
   }
   Finish();
 }
@@ -246,7 +246,7 @@ absl::Status MappedStep::Aborted() {
   for (StepItem& item : batch_.items()) item.sequence->resolved.version = 0;
   MarkInStep(false);
   if (std::exchange(pinned_, false)) {
-    (void)shm::Unpin(door_.control().readers[slot_].word, pin_);
+    (void)shm::Unpin(mapped_memory_.control().readers[slot_].word, pin_);
   }
   Finish();
   return WithCause(
@@ -267,9 +267,9 @@ absl::Status MappedStep::LeaseLost() {
 void MappedStep::Finish() {
   batch_.Release();
   commits_.clear();
-  open_ = marked_ = doubtful_ = false;
+  open_ = marked_ = is_commit_uncertain_ = false;
 }
 
-void MappedStep::Release() { door_.ReturnSlot(slot_); }
+void MappedStep::Release() { mapped_memory_.ReturnSlot(slot_); }
 
 }  // namespace tessera::client

@@ -27,9 +27,9 @@ class MappedStep final : public StepEngine, public SlotState {
  public:
   // Returns the step of a free reader slot; RESOURCE_EXHAUSTED if all are taken. Release returns
   // the slot.
-  static absl::StatusOr<MappedStep*> Take(MappedMemory& door, const Environment& environment);
+  static absl::StatusOr<MappedStep*> Take(MappedMemory& mapped, const Environment& environment);
   // Both must outlive the step.
-  MappedStep(MappedMemory& door, const Environment& environment, std::uint32_t slot);
+  MappedStep(MappedMemory& mapped, const Environment& environment, std::uint32_t slot);
 
   // Returns the slot on errors.
   absl::Status Begin(Session& session, std::span<Sequence* const> sequences,
@@ -46,7 +46,7 @@ class MappedStep final : public StepEngine, public SlotState {
 
  private:
   // The state of a batch after pinning.
-  enum class Finding {
+  enum class ReadinessState {
     kReady,       // pinned and resolved
     kNewMapping,  // extents were added or removed: refresh the mapping
     kTailGone,    // the daemon has closed this tail: open a new one
@@ -57,7 +57,7 @@ class MappedStep final : public StepEngine, public SlotState {
     kBroken,      // the snapshot is inconsistent
   };
   struct Look {
-    Finding finding = Finding::kReady;
+    ReadinessState finding = ReadinessState::kReady;
     std::size_t item = 0;  // the item that is not ready
   };
 
@@ -68,12 +68,12 @@ class MappedStep final : public StepEngine, public SlotState {
   absl::Status BeginBackend(const StepOptions& options);
   absl::Status OpenTails(Session& session);
   // Inside the gate. Remains pinned only if the result is kReady.
-  Look PinAndLook(std::uint64_t session);
-  Finding LookAt(StepItem& item, std::uint64_t session);
+  Look PinAndCheck(std::uint64_t session);
+  ReadinessState LookAt(StepItem& item, std::uint64_t session);
   bool Resolve(SequenceState& sequence, const shm::Word* lane_words);
-  absl::Status Unready(Session& session, const Look& look) const;
-  absl::Status TailsTakenBack(const SequenceState& sequence, std::uint64_t times,
-                              Clock::Duration waited) const;
+  absl::Status NotReadyError(Session& session, const Look& look) const;
+  absl::Status TailsReclaimedError(const SequenceState& sequence, std::uint64_t times,
+                                   Clock::Duration waited) const;
   absl::Status WaitForRing(const StepItem& item, Clock::TimePoint deadline, Clock::Duration waited,
                            Clock::Duration& pause);
 
@@ -88,26 +88,26 @@ class MappedStep final : public StepEngine, public SlotState {
   // Observes queries in GPU memory, once the step has settled.
   absl::Status ObserveSettled();
   absl::Status Commit(std::span<const std::uint32_t> accepted);
-  bool TailsStand() const;
+  bool AreTailsOpen() const;
   // Outside the gate, after a commit during which tails were closed. OK if all sequences hold the
   // new tokens.
-  absl::Status AskWhatCounts();
-  absl::Status TakeBack(bool changed);
+  absl::Status ResolveCommit();
+  absl::Status RollBack(bool changed);
 
   absl::Status Confirm(const absl::Status& status) const;  // outside the gate
   absl::Status Aborted();
   absl::Status LeaseLost();
   void Finish();
 
-  MappedMemory& door_;
+  MappedMemory& mapped_memory_;
   const Environment& environment_;
   const std::uint32_t slot_;
 
   bool open_ = false;
   bool pinned_ = false;
-  bool marked_ = false;    // MarkInStep(true) was called last
-  bool doubtful_ = false;  // a tail was closed at the moment of the commit
-  std::uint64_t pin_ = 0;  // the word in the reader slot
+  bool marked_ = false;               // MarkInStep(true) was called last
+  bool is_commit_uncertain_ = false;  // a tail was closed at the moment of the commit
+  std::uint64_t pin_ = 0;             // the word in the reader slot
   Session* session_ = nullptr;
   StepBatch batch_;
   const std::unique_ptr<StepBackend> backend_;

@@ -118,7 +118,7 @@ absl::Status RemoteStep::AppendAndAttend(std::uint32_t layer, const StepTensors&
 }
 
 absl::Status RemoteStep::TruncateItem(StepItem& item, std::uint64_t tokens) {
-  return CutTo(*session_, item.sequence->id, tokens);
+  return TruncateTo(*session_, item.sequence->id, tokens);
 }
 
 absl::Status RemoteStep::End(std::span<const std::uint32_t> accepted) {

@@ -168,7 +168,7 @@ absl::Status StepBatch::Observe(std::uint32_t layer, std::span<const std::byte> 
   refused_[layer] = !status.ok();
   if (refused_[layer]) return status;
   return for_each_observed([&](StepItem& item, auto queries) {
-    item.sequence->observer->SeeDecoded(layer, item.base, queries);
+    item.sequence->observer->ObserveDecoded(layer, item.base, queries);
     return absl::OkStatus();
   });
 }
@@ -186,9 +186,8 @@ void StepBatch::ListObserved(std::vector<RowRun>& runs) const {
 
 absl::Status StepBatch::CheckEnd(std::span<const std::uint32_t> accepted) const {
   if (std::find(appended_.begin(), appended_.end(), false) != appended_.end()) {
-    return absl::FailedPreconditionError(
-        Concat("the step cannot be committed before every layer is appended; missing: ",
-               MissingLayers()));
+    return absl::FailedPreconditionError(Concat(
+        "the step cannot be committed before every layer is appended; missing: ", MissingLayers()));
   }
   const auto refused = std::find(refused_.begin(), refused_.end(), true);
   if (refused != refused_.end()) {

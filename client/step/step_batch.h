@@ -62,7 +62,7 @@ class StepBatch {
   // Discards the observations of the step.
   void ForgetRows() {
     for (const StepItem& item : items_) {
-      if (item.sequence->observer != nullptr) item.sequence->observer->CutRowsTo(item.base);
+      if (item.sequence->observer != nullptr) item.sequence->observer->TruncateRows(item.base);
     }
   }
 

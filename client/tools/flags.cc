@@ -1,5 +1,6 @@
 #include "client/tools/flags.h"
 
+#include <algorithm>
 #include <charconv>
 #include <vector>
 
@@ -38,6 +39,7 @@ absl::Status Flags::Parse(std::span<const std::string_view> args) {
       std::string known;
       std::vector<std::string_view> names;
       for (const Spec& spec : specs_) {
+        if (spec.internal) continue;
         Append(known, " --", spec.name);
         names.push_back(spec.name);
       }
@@ -64,6 +66,7 @@ std::string Flags::Help() const {
   std::string out = usage_ + "\n";
   if (!specs_.empty()) out += "\n";
   for (const Spec& spec : specs_) {
+    if (spec.internal) continue;
     std::string left = Concat("  --", spec.name);
     if (!spec.value.empty()) Append(left, "=", spec.value);
     left.resize(std::max<std::size_t>(left.size() + 2, 30), ' ');
@@ -79,6 +82,10 @@ std::size_t Flags::IndexOf(std::string_view name) const {
     if (specs_[i].name == name) return i;
   }
   CheckFailed(__FILE__, __LINE__, "the flag is declared", name);
+}
+
+bool Flags::Declares(std::string_view name) const {
+  return std::ranges::any_of(specs_, [name](const Spec& spec) { return spec.name == name; });
 }
 
 const std::string& Flags::Get(std::string_view name) const { return values_[IndexOf(name)].text; }

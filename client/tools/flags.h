@@ -23,7 +23,8 @@ class Flags {
     std::string name;
     std::string value;  // placeholder of the value in --help; empty: a switch
     std::string help;
-    std::string fallback;  // default value; empty: none
+    std::string fallback;   // default value; empty: none
+    bool internal = false;  // accepted, but not listed in --help or in errors
   };
   // `usage`: the head of --help: synopsis, description and examples.
   Flags(std::string usage, std::vector<Spec> specs)
@@ -33,6 +34,7 @@ class Flags {
   bool help_asked() const { return help_; }
   std::string Help() const;
 
+  bool Declares(std::string_view name) const;
   const std::string& Get(std::string_view name) const;
   bool Has(std::string_view name) const;  // the switch was given, or the value is not empty
   // INVALID_ARGUMENT names the flag, its value and the allowed range.

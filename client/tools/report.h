@@ -1,12 +1,16 @@
 // The result of a benchmark: rows, findings and notes, printed as a table or as JSON.
 #pragma once
 
+#include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
 
 namespace tessera::cli::bench {
 
+// Whether a goal is a lower or an upper limit; without a goal: which direction of the ratio is
+// better.
 enum class Goal : std::uint8_t { kAtLeast, kAtMost };
 
 struct Row {
@@ -14,7 +18,8 @@ struct Row {
   double value = 0;  // NaN: no value, and `unit` says why
   std::string unit;
   std::string baseline;         // the row it is compared with; empty: none
-  std::optional<double> ratio;  // to the baseline, in the direction of the goal
+  std::optional<double> ratio;  // to the baseline; `sense`: whether above 1 or below 1 is better
+  bool paired = false;          // the ratio is a median within rounds, not a ratio of two values
   std::optional<double> goal;
   Goal sense = Goal::kAtLeast;
   bool goal_is_on_ratio = true;          // else on the value
@@ -33,8 +38,20 @@ struct Row {
   std::optional<double> daemon_cpu;      // CPU time of the daemon, % of one core
   std::optional<double> pool_mib;        // pool memory of the sequences
 
+  bool JudgesRatio() const { return goal_is_on_ratio && ratio.has_value(); }
   // nullopt without a goal.
   std::optional<bool> Holds() const;
+  // "1.21x slower", "same"; "-" without a ratio. The number is never below 1.
+  std::string AgainstBaseline() const;
+  // "ratio >= 2.00", "value <= 1.00 us"; "-" without a goal.
+  std::string GoalText() const;
+};
+
+// The values of an earlier run, to which a report is compared.
+struct EarlierRun {
+  std::string source;  // file name
+  std::string machine;
+  std::map<std::string, double> values;  // by row
 };
 
 // A statement that the rows confirm or refute.
@@ -50,14 +67,21 @@ struct Report {
   std::vector<Row> rows;
   std::vector<Finding> findings;
   std::vector<std::string> notes;  // how it was measured, and what could not be measured
+  double load_average = 0;         // of one minute, before the run; 0: unknown
+  std::optional<EarlierRun> earlier;
 
   void Add(Row row) { rows.push_back(std::move(row)); }
+  // Reasons to doubt the figures: a loaded machine, long tails, a comparison of unequal runs.
+  std::vector<std::string> Warnings() const;
   std::string Text() const;
   std::string Json() const;
 };
 
 // About three significant digits: "0.043", "17.2".
 std::string Figure(double value);
+
+// The load average of one minute. 0: unknown.
+double LoadAverage();
 
 // "Intel(R) Xeon(R) ..., 2 cores, avx512"
 std::string Machine();

@@ -239,6 +239,7 @@ class GpuBench {
         }
         row.baseline = "dense";
         row.ratio = Median(ratios);
+        row.paired = true;
       }
       report_.Add(std::move(row));
     }

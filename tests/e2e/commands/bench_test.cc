@@ -21,6 +21,7 @@ namespace {
 using testing::DoubleNear;
 using testing::HasSubstr;
 using testing::IsSupersetOf;
+using testing::Not;
 
 struct Output {
   std::string text;
@@ -191,7 +192,44 @@ TEST(BenchTest, ADaemonThatDoesNotStartIsTold) {
   std::filesystem::remove_all(folder);
 }
 
+// Every benchmark of the list explains its rows and lists its own flags only.
+TEST(BenchTest, EveryBenchmarkHasAHelpPage) {
+  const Output general = RunBench("--help");
+  EXPECT_EQ(general.status, 0);
+  EXPECT_THAT(general.text, HasSubstr("Exit status: 0 measured"));
+  EXPECT_THAT(general.text, Not(HasSubstr("--steps"))) << "an internal flag";
+  for (const char* name : {"attend", "compaction", "fidelity", "gpu", "overhead", "policies",
+                           "pressure", "scale", "serve", "sharing", "strategy"}) {
+    EXPECT_THAT(general.text, HasSubstr(Concat("\n  ", name, " ")));
+    const Output page = RunBench(Concat(name, " --help"));
+    EXPECT_EQ(page.status, 0) << name;
+    for (const std::string& part :
+         {Concat("Usage: tessera bench ", name, " [FLAGS]"), std::string("\nRows:\n"),
+          Concat("\nExample:\n  tessera bench ", name), std::string("  --baseline=FILE")}) {
+      EXPECT_THAT(page.text, HasSubstr(part)) << name;
+    }
+    EXPECT_THAT(page.text, Not(HasSubstr("--address"))) << name;
+  }
+  EXPECT_THAT(RunBench("serve --help").text, HasSubstr("--workers"));
+  EXPECT_THAT(RunBench("scale --help").text, Not(HasSubstr("--workers")));
+}
+
+TEST(BenchTest, ARunIsComparedWithAnEarlierOne) {
+  const std::string file = testing::TempDir() + Concat("bench_earlier_", ::getpid(), ".json");
+  ASSERT_EQ(RunShell(Concat(TESSERA_BINARY " bench strategy --quick --json > ", file)).status, 0);
+  const Output text = RunBench(Concat("strategy --quick --baseline=", file));
+  EXPECT_EQ(text.status, 0);
+  EXPECT_THAT(text.text, HasSubstr(" earlier "));
+  EXPECT_THAT(text.text, HasSubstr(file));
+  const Output other = RunShell(Concat(TESSERA_BINARY " bench scale --baseline=", file, " 2>&1"));
+  EXPECT_NE(other.status, 0);
+  EXPECT_THAT(other.text, HasSubstr("is a run of strategy, not of scale"));
+  std::filesystem::remove(file);
+}
+
 TEST(BenchTest, WrongUsageIsRefused) {
+  EXPECT_NE(RunBench("scale --workers=2 --quick").status, 0) << "a flag of serve";
+  EXPECT_NE(RunBench("scale --baseline=/nonexistent --quick").status, 0);
   EXPECT_NE(RunBench("policies --tokens=512 --quick").status, 0);
   EXPECT_NE(RunBench("scale --layers=0 --quick").status, 0);
   EXPECT_NE(RunBench("serve --tokens=4096 --quick").status, 0);

@@ -81,8 +81,12 @@ class EvalCommand : public testing::Test {
 };
 
 TEST_F(EvalCommand, AnyNumberOfProcessesSaysTheSame) {
-  const std::string one = Cells(With({"--workers=1"}));
+  const std::string page = (folder_ / "page.html").string();
+  const std::string one = Cells(With({"--workers=1", "--report=" + page}));
   EXPECT_THAT(one, testing::HasSubstr("\"task\": \"vt1\""));
+  EXPECT_THAT(BytesOf(page), testing::HasSubstr("<code>tessera eval dense 'chunkkv:budget={}'"));
+  EXPECT_THAT(BytesOf((folder_ / "page.csv").string()),
+              testing::HasSubstr("\nblind,chunkkv:budget=0.1,0.1,vt1,"));
   EXPECT_EQ(Cells(With({"--workers=3"})), one);
 }
 

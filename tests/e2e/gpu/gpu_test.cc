@@ -38,7 +38,7 @@ class Gpu : public testing::TestWithParam<bool> {
   }
   int RunWorker(const DaemonProcess& daemon, std::string_view door) {
     const std::string address = "--address=" + daemon.address();
-    const std::string by = "--door=" + std::string(door);
+    const std::string by = "--transport=" + std::string(door);
     const std::string_view args[] = {address,       by,           "--sequences=2",
                                      "--prompt=70", "--steps=40", "--check-every=9"};
     return cli::RunWorkerOn(gpu_.platform, args);

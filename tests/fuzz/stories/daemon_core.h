@@ -115,7 +115,9 @@ class DaemonCore {
   cache::Node& node() { return parts_.node(); }
   cache::Tenant& mine() { return *node().tenants()[0]; }
   StepScheduler& scheduler() { return scheduler_; }
-  std::unique_ptr<FakeStream> Attach() { return std::make_unique<FakeStream>(parts_.door()); }
+  std::unique_ptr<FakeStream> Attach() {
+    return std::make_unique<FakeStream>(parts_.mapped_memory());
+  }
   // Advances time and runs what the watcher would run.
   void Pass(Clock::Duration time);
 

@@ -37,7 +37,7 @@ class DaemonParts {
   serving::Watcher& watcher() { return *watcher_; }
   serving::WorkerService& worker() { return *worker_; }
   cache::Node& node() { return *node_; }
-  const serving::AttachContext& door() const { return door_; }
+  const serving::AttachContext& mapped_memory() const { return door_; }
 
   // Destroys the watcher, whose thread must have ended. It forgets its sessions.
   void StopWatching() { watcher_.reset(); }

@@ -107,11 +107,11 @@ std::string Live(DaemonParts& parts, bool mapped, std::uint64_t seed, Tally& tal
   Shelf shelf;  // prefixes published by one worker are found by all
   absl::StatusOr<std::unique_ptr<client::Worker>> worker =
       client::AttachWith({.worker_name = "story", .map_memory = mapped}, {},
-                         std::make_unique<LocalConnector>(parts.worker(), parts.door()));
+                         std::make_unique<LocalConnector>(parts.worker(), parts.mapped_memory()));
   if (!worker.ok()) return worker.status().ToString();
   absl::StatusOr<std::unique_ptr<client::Worker>> colleague =
       client::AttachWith({.worker_name = "colleague", .map_memory = !mapped}, {},
-                         std::make_unique<LocalConnector>(parts.worker(), parts.door()));
+                         std::make_unique<LocalConnector>(parts.worker(), parts.mapped_memory()));
   if (!colleague.ok()) return colleague.status().ToString();
   absl::StatusOr<Story> story = Story::Begin({.worker = worker->get(),
                                               .random = &random,

@@ -41,14 +41,14 @@ class OneHead : public testing::Test {
                                               .query = std::as_bytes(std::span(rows)),
                                               .prompt_tokens = count}));
   }
-  void CutTo(std::uint64_t tokens) {
+  void TruncateTo(std::uint64_t tokens) {
     TESSERA_ASSERT_OK(with_.sequence.Truncate(tokens));
     with_.history.Truncate(tokens);
   }
   void Draft(float norm) {
     const std::uint64_t tokens = with_.history.tokens();
     Come(1, norm);
-    CutTo(tokens);
+    TruncateTo(tokens);
   }
 
   TestRandom random_;
@@ -82,7 +82,7 @@ TEST_F(OneHead, OfEqualOnesTheFirstCount) {
   Come(20, 1);
   one_.daemon->TakeObserved();
   Come(5, 3);
-  CutTo(25);
+  TruncateTo(25);
   Come(3, 1);
   TESSERA_ASSERT_OK(with_.sequence.Compress().status());
   const std::vector<v1::ObserveRequest> requests = one_.daemon->TakeObserved();

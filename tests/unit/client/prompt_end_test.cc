@@ -26,66 +26,66 @@ Outcomes Of(v1::LaneState state, v1::CompressionReason reason) {
 TEST(PromptEnd, WarnsOnceWhereOnlySomeLayersHaveEnded) {
   PromptEnd end;
   EXPECT_EQ(end.BeforeDecoding(kId, 100), std::nullopt) << "nobody said anything";
-  end.Ended(3, 1, 100, 4, false);
+  end.MarkEnded(3, 1, 100, 4, false);
   const std::optional<std::string> warning = end.BeforeDecoding(kId, 100);
   ASSERT_TRUE(warning.has_value());
   EXPECT_THAT(*warning, HasSubstr("3 of its 4 layers has not ended"));
   EXPECT_THAT(*warning, HasSubstr("layer 0"));
   EXPECT_THAT(*warning, HasSubstr("EndPrompt"));
   EXPECT_EQ(end.BeforeDecoding(kId, 101), std::nullopt);
-  end.Ended(3, 1, 200, 4, false);
+  end.MarkEnded(3, 1, 200, 4, false);
   EXPECT_EQ(end.BeforeDecoding(kId, 200), std::nullopt) << "once for each sequence";
 }
 
 TEST(PromptEnd, IsContentWhereAllHaveEnded) {
   PromptEnd end;
-  for (std::uint32_t layer = 0; layer < 4; ++layer) end.Ended(layer, 1, 100, 4, false);
+  for (std::uint32_t layer = 0; layer < 4; ++layer) end.MarkEnded(layer, 1, 100, 4, false);
   EXPECT_EQ(end.BeforeDecoding(kId, 100), std::nullopt);
-  end.Ended(1, 0, 150, 4, false);
-  end.Ended(0, 1, 150, 4, false);
+  end.MarkEnded(1, 0, 150, 4, false);
+  end.MarkEnded(0, 1, 150, 4, false);
   EXPECT_EQ(end.BeforeDecoding(kId, 150), std::nullopt);
 }
 
 TEST(PromptEnd, LooksAgainWhileTheDaemonIsAtItAndThenGivesUp) {
   PromptEnd end;
-  EXPECT_FALSE(end.WantsLook(1000));
-  end.Ended(0, 4, 100, 4, false);
-  EXPECT_FALSE(end.WantsLook(131));
+  EXPECT_FALSE(end.IsCheckDue(1000));
+  end.MarkEnded(0, 4, 100, 4, false);
+  EXPECT_FALSE(end.IsCheckDue(131));
   const Outcomes waiting = Of(v1::LANE_STATE_DENSE, v1::COMPRESSION_REASON_WAITING);
   int looks = 0;
   for (std::uint64_t tokens = 100; tokens < 5000; ++tokens) {
-    if (!end.WantsLook(tokens)) continue;
+    if (!end.IsCheckDue(tokens)) continue;
     ++looks;
-    EXPECT_EQ(end.AfterLook(kId, "mosaickv", tokens, waiting), std::nullopt);
+    EXPECT_EQ(end.WarnAfterCheck(kId, "mosaickv", tokens, waiting), std::nullopt);
   }
   EXPECT_EQ(looks, 4);
 }
 
 TEST(PromptEnd, WarnsOnceWhereNothingWasCompressed) {
   PromptEnd end;
-  end.Ended(0, 4, 100, 4, false);
-  ASSERT_TRUE(end.WantsLook(132));
+  end.MarkEnded(0, 4, 100, 4, false);
+  ASSERT_TRUE(end.IsCheckDue(132));
   const Outcomes dense = Of(v1::LANE_STATE_DENSE, v1::COMPRESSION_REASON_LOSS_ABOVE_LIMIT);
-  const std::optional<std::string> warning = end.AfterLook(kId, "mosaickv", 132, dense);
+  const std::optional<std::string> warning = end.WarnAfterCheck(kId, "mosaickv", 132, dense);
   ASSERT_TRUE(warning.has_value());
   EXPECT_THAT(*warning, HasSubstr("mosaickv has compressed nothing"));
   EXPECT_THAT(*warning, HasSubstr("layer 2, head 0: left dense: for a reason"));
-  end.Ended(0, 4, 300, 4, false);
-  EXPECT_FALSE(end.WantsLook(1000));
-  EXPECT_EQ(end.AfterLook(kId, "mosaickv", 300, dense), std::nullopt);
+  end.MarkEnded(0, 4, 300, 4, false);
+  EXPECT_FALSE(end.IsCheckDue(1000));
+  EXPECT_EQ(end.WarnAfterCheck(kId, "mosaickv", 300, dense), std::nullopt);
 }
 
 TEST(PromptEnd, SaysNothingWhereSomethingWas) {
   PromptEnd end;
   Outcomes outcomes = Of(v1::LANE_STATE_DENSE, v1::COMPRESSION_REASON_LOSS_ABOVE_LIMIT);
   *outcomes.Add() = Of(v1::LANE_STATE_COMPRESSED, v1::COMPRESSION_REASON_NONE).Get(0);
-  EXPECT_EQ(end.AfterLook(kId, "mosaickv", 100, outcomes), std::nullopt);
-  EXPECT_EQ(end.AfterLook(kId, "dense", 100,
-                          Of(v1::LANE_STATE_DENSE, v1::COMPRESSION_REASON_POLICY_DENSE)),
+  EXPECT_EQ(end.WarnAfterCheck(kId, "mosaickv", 100, outcomes), std::nullopt);
+  EXPECT_EQ(end.WarnAfterCheck(kId, "dense", 100,
+                               Of(v1::LANE_STATE_DENSE, v1::COMPRESSION_REASON_POLICY_DENSE)),
             std::nullopt);
-  EXPECT_EQ(end.AfterLook(kId, "mosaickv", 100, {}), std::nullopt) << "an older daemon";
-  end.Ended(0, 4, 100, 4, /*compressed=*/true);
-  EXPECT_FALSE(end.WantsLook(1000)) << "Compress has told already";
+  EXPECT_EQ(end.WarnAfterCheck(kId, "mosaickv", 100, {}), std::nullopt) << "an older daemon";
+  end.MarkEnded(0, 4, 100, 4, /*compressed=*/true);
+  EXPECT_FALSE(end.IsCheckDue(1000)) << "Compress has told already";
 }
 
 }  // namespace

@@ -12,7 +12,9 @@
 namespace tessera::cli {
 namespace {
 
+using testing::AllOf;
 using testing::HasSubstr;
+using testing::Not;
 
 TEST(WholeNumberTest, IsDigitsAndNothingElse) {
   EXPECT_EQ(WholeNumber("0"), 0u);
@@ -41,6 +43,17 @@ TEST(FlagsTest, ASwitchTakesNoValue) {
   EXPECT_TRUE(flags.Parse(none).ok());
   EXPECT_THAT(flags.Parse(some).ToString(), HasSubstr("--quick takes no value"));
   EXPECT_THAT(flags.Parse(typo).ToString(), HasSubstr("did you mean \"limit\"?"));
+}
+
+TEST(FlagsTest, AnInternalFlagIsAcceptedButNotListed) {
+  Flags flags("Usage", {{"limit", "N", "how many", "20"}, {"inner", "", "hidden", "", true}});
+  const std::vector<std::string_view> inner = {"--inner"}, typo = {"--outer"};
+  EXPECT_THAT(flags.Help(), Not(HasSubstr("inner")));
+  EXPECT_THAT(flags.Parse(typo).ToString(), AllOf(HasSubstr("--limit"), Not(HasSubstr("inner"))));
+  ASSERT_TRUE(flags.Parse(inner).ok());
+  EXPECT_TRUE(flags.Has("inner"));
+  EXPECT_TRUE(flags.Declares("inner"));
+  EXPECT_FALSE(flags.Declares("outer"));
 }
 
 }  // namespace
