@@ -57,7 +57,8 @@ TEST_F(PackedLanes, SelectSaysWhatAttendReads) {
       // The budget, rounded up to whole blocks.
       const double budget = rule.entries != 0
                                 ? static_cast<double>(std::min(rule.entries, summed_up))
-                                : rule.rate * static_cast<double>(summed_up);
+                                : std::max(rule.rate * static_cast<double>(summed_up),
+                                           static_cast<double>(std::min(rule.floor, summed_up)));
       EXPECT_GE(static_cast<double>(taken) + 1e-3, budget);
       EXPECT_LE(static_cast<double>(taken), budget + 16 + 1);
       const std::uint32_t group = shape_.group();
