@@ -8,6 +8,7 @@
 
 #include "absl/strings/cord.h"
 #include "absl/strings/string_view.h"
+#include "daemon/base/error_cause.h"
 #include "daemon/base/strings.h"
 
 namespace tessera::client {
@@ -42,7 +43,7 @@ std::string_view CauseName(ErrorCause cause) {
 
 ErrorInfo GetErrorInfo(const absl::Status& status) {
   ErrorInfo info;
-  const auto payload = status.GetPayload(kErrorPayload);
+  const auto payload = status.GetPayload(kErrorCausePayload);
   if (!payload.has_value()) {
     const bool is_argument = absl::IsInvalidArgument(status) || absl::IsOutOfRange(status);
     if (is_argument) info.cause = ErrorCause::kArgument;
@@ -65,16 +66,17 @@ ErrorInfo GetErrorInfo(const absl::Status& status) {
 
 absl::Status WithCause(absl::Status status, ErrorCause cause,
                        std::chrono::milliseconds retry_after) {
-  if (status.ok() || status.GetPayload(kErrorPayload).has_value()) return status;
-  status.SetPayload(kErrorPayload, absl::Cord(Concat("cause=", CauseName(cause),
-                                                     " retry_after_ms=", retry_after.count())));
+  if (status.ok() || status.GetPayload(kErrorCausePayload).has_value()) return status;
+  status.SetPayload(
+      kErrorCausePayload,
+      absl::Cord(Concat("cause=", CauseName(cause), " retry_after_ms=", retry_after.count())));
   return status;
 }
 
 absl::Status WithMessage(const absl::Status& status, std::string_view message) {
   absl::Status changed(status.code(), absl::string_view(message.data(), message.size()));
-  if (auto payload = status.GetPayload(kErrorPayload); payload.has_value()) {
-    changed.SetPayload(kErrorPayload, *std::move(payload));
+  if (auto payload = status.GetPayload(kErrorCausePayload); payload.has_value()) {
+    changed.SetPayload(kErrorCausePayload, *std::move(payload));
   }
   return changed;
 }

@@ -9,9 +9,6 @@
 
 namespace tessera::client {
 
-// The payload of a status: "cause=NAME retry_after_ms=N".
-inline constexpr char kErrorPayload[] = "tessera.error";
-
 // For example "pool_full"; "unspecified" for unknown values.
 std::string_view CauseName(ErrorCause cause);
 

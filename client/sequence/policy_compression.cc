@@ -84,7 +84,7 @@ absl::StatusOr<v1::CompressResponse> CompressByPolicy(Session& session, Sequence
   if (first_layer == 0 && end == sequence.model->layers()) {
     // A policy that acts while decoding begins when its budget is full.
     const bool acts_later = observer != nullptr && observer->needs().acts_while_decoding();
-    sequence.prompt_end.SkipLook();
+    sequence.prompt_end.SkipCheck();
     if (sequence.prompt_waits && !acts_later) {
       sequence.warning = sequence.prompt_end.WarnAfterCheck(sequence.id, sequence.policy,
                                                             sequence.tokens, response.outcomes());

@@ -23,9 +23,9 @@ class PromptEnd {
   // Called when the sequence begins to decode. Returns a warning, once per sequence, if the prompt
   // has ended in some layers but not in others.
   std::optional<std::string> BeforeDecoding(SequenceId id, std::uint64_t tokens);
+  // The outcome is known, so IsCheckDue is false from now on.
+  void SkipCheck() { next_check_at_ = 0; }
   // Whether to ask the daemon now for the outcome of the prompt.
-  // The result is known: no need to ask.
-  void SkipLook() { next_check_at_ = 0; }
   bool IsCheckDue(std::uint64_t tokens) const {
     return next_check_at_ != 0 && tokens >= next_check_at_;
   }
