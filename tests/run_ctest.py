@@ -2,8 +2,9 @@
 
 CTest knows programs, GoogleTest knows cases. Each GoogleTest program writes its cases to the XML
 file that its command line names (deploy/cmake/targets.cmake); CTest's own JUnit file says how each
-program ended. A program that CTest calls failed and whose XML shows no failed case crashed, hung or
-was killed by a sanitizer: that is one failure more, and so is a program that ran no case at all.
+program ended. Python scripts of tests/ops and tests/helm do the same with tests/ops/cases.py. A
+program that CTest calls failed and whose XML shows no failed case crashed, hung or was killed by a
+sanitizer: that is one failure more, and so is a program that ran no case at all.
 
 With --quick it leaves out tests that start a daemon, and programs that have not changed since they
 last passed: a file beside the results holds the checksum of each program that passed.
@@ -19,7 +20,7 @@ import xml.etree.ElementTree as ElementTree
 from dataclasses import dataclass, field
 
 GTEST_OUTPUT = "--gtest_output=xml:"
-SLOW = frozenset(("e2e", "fuzz"))  # labels of what --quick leaves out
+SLOW = frozenset(("e2e", "fuzz", "ops"))  # labels of what --quick leaves out
 
 
 @dataclass
@@ -68,6 +69,11 @@ class Entry:
             return self.stamp.read_text() != self.checksum()
         except OSError:
             return True
+
+    def rerun_of(self, case):
+        """The command that runs one case again; of a script, the whole script."""
+        is_program = len(self.command) > 1 and self.command[1].startswith("--gtest_")
+        return f"{self.command[0]} --gtest_filter='{case}'" if is_program else self.rerun
 
     @property
     def rerun(self):
@@ -124,7 +130,7 @@ def count_gtest(entry, outcome, root, tally):
         cases += 1
         name = f"{case.get('classname')}.{case.get('name')}"
         if case.find("failure") is not None:
-            tally.fail(f"{entry.name}: {name}", f"{entry.command[0]} --gtest_filter='{name}'")
+            tally.fail(f"{entry.name}: {name}", entry.rerun_of(name))
         elif case.get("status") == "notrun" or case.get("result") == "skipped":
             tally.skipped += 1
         else:

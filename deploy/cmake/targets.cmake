@@ -81,3 +81,24 @@ function(tessera_test name)
     set_tests_properties(${name} PROPERTIES LABELS "${ARG_LABELS}")
   endif()
 endfunction()
+
+# tessera_ops_test(NAME SCRIPT [ARGUMENTS ...] [TIMEOUT s]): a script that tests operations with
+# real tools. It exits with 77 where a tool cannot be had. A Python script uses tests/ops/cases.py,
+# so that tests/run counts each of its cases; any other script is executed and counts as one.
+function(tessera_ops_test name script)
+  cmake_parse_arguments(ARG "" "TIMEOUT" "ARGUMENTS" ${ARGN})
+  if(TESSERA_SANITIZE)  # they test the product from outside, with tools that are no part of it
+    return()
+  endif()
+  if(NOT ARG_TIMEOUT)
+    set(ARG_TIMEOUT 120)
+  endif()
+  set(command ${script} ${ARG_ARGUMENTS})
+  if(script MATCHES "[.]py$")
+    find_package(Python3 REQUIRED COMPONENTS Interpreter)
+    list(PREPEND command ${Python3_EXECUTABLE})
+    list(APPEND command --gtest_output=xml:${PROJECT_BINARY_DIR}/test-results/${name}.xml)
+  endif()
+  add_test(NAME ${name} COMMAND ${command})
+  set_tests_properties(${name} PROPERTIES TIMEOUT ${ARG_TIMEOUT} SKIP_RETURN_CODE 77 LABELS ops)
+endfunction()

@@ -64,7 +64,7 @@ class Quick(unittest.TestCase):
         self.assertTrue(self.entry.is_due())
 
     def test_no_daemon_is_started(self):
-        for label in ("e2e", "fuzz"):
+        for label in ("e2e", "fuzz", "ops"):
             self.entry.labels = (label,)
             self.assertFalse(self.entry.is_due())
 
@@ -110,6 +110,12 @@ class Counting(unittest.TestCase):
     def test_failures_name_the_case_and_the_command(self):
         tally = run_ctest.count([gtest("t")], {"t": "Failed"}, lambda _: cases(FAILED_CASE))
         self.assertEqual(tally.failures, [("t: S.Bad", "/b/t --gtest_filter='S.Bad'")])
+
+
+    def test_a_case_of_a_script_is_run_again_with_its_script(self):
+        entry = run_ctest.Entry("t", ["python3", "t.py", "--gtest_output=xml:/b/t.xml"], "b")
+        tally = run_ctest.count([entry], {"t": "Failed"}, lambda _: cases(FAILED_CASE))
+        self.assertEqual(tally.failures, [("t: S.Bad", entry.rerun)])
 
 
 class JUnit(unittest.TestCase):
