@@ -29,12 +29,14 @@
 #include "daemon/device/finder.h"
 #include "daemon/metrics/metrics.h"
 #include "daemon/platform/fd.h"
+#include "daemon/platform/prepare_directory.h"
 #include "daemon/policies/grammar/help.h"
 #include "daemon/residency/drop_prefixes.h"
 #include "daemon/residency/offload_idle.h"
 #include "daemon/residency/pressure.h"
 #include "daemon/residency/reduce_channels.h"
 #include "daemon/serving/server.h"
+#include "daemon/serving/tls.h"
 #include "kernels/dispatch/implementation.h"
 
 namespace tessera {
@@ -196,16 +198,23 @@ serving::Server::Options ServerOptions(const config::Config& config) {
   return options;
 }
 
-int Fail(const absl::Status& status) {
+// Exit codes of the process, beside 0.
+constexpr int kFailed = 1;
+constexpr int kBadConfiguration = 2;  // a further start cannot succeed without a change
+
+int Fail(const absl::Status& status, int code = kFailed) {
   std::fprintf(stderr, "tesserad: %s\n", std::string(AsStringView(status.message())).c_str());
-  return 1;
+  return code;
 }
 
-int Serve(const config::Config& config, device::Finder& devices, const StopSignals& signals) {
+int Serve(const config::Invocation& invocation, device::Finder& devices,
+          const StopSignals& signals) {
+  const config::Config& config = invocation.config;
   Logger logger({.level = config.log_level, .format = config.log_format});
   for (const std::string& warning : config::Warnings(config)) {
     logger.Log(LogLevel::kWarning, warning);
   }
+  for (const std::string& note : invocation.notes) logger.Log(LogLevel::kInfo, note);
   if (!devices.why_no_cuda().empty()) {
     logger.Log(LogLevel::kInfo, "no CUDA device", {{"reason", devices.why_no_cuda()}});
   }
@@ -326,20 +335,58 @@ absl::StatusOr<config::DeviceMemory> OpenDevice(const config::DeviceChoice& choi
   return config::HostMemoryOf({.kind = Kind::kCpu});
 }
 
+// The part of --check-config that is left after loading: files that only the server reads.
+int CheckConfig(const config::Invocation& invocation) {
+  const absl::Status tls = serving::TcpCredentials(ServerOptions(invocation.config).tls).status();
+  if (!tls.ok()) return Fail(tls, kBadConfiguration);
+  for (const std::string& warning : config::Warnings(invocation.config)) {
+    std::fprintf(stderr, "tesserad: warning: %s\n", warning.c_str());
+  }
+  for (const std::string& note : invocation.notes) {
+    std::fprintf(stderr, "tesserad: %s\n", note.c_str());
+  }
+  std::puts("ok");
+  return 0;
+}
+
+int Prepare(const DirectoryRequest& request) {
+  const absl::StatusOr<Prepared> prepared = PrepareDirectory(request);
+  if (!prepared.ok()) {
+    return Fail(absl::Status(prepared.status().code(),
+                             Concat("--prepare-directory: ", prepared.status().message())));
+  }
+  const char* const what = *prepared == Prepared::kMade       ? "made"
+                           : *prepared == Prepared::kAdjusted ? "adjusted"
+                                                              : "unchanged";
+  std::printf("%s: %s, owner %u:%u, mode %04o\n", request.path.c_str(), what, request.uid,
+              request.gid, request.mode);
+  return 0;
+}
+
 }  // namespace
 
 int RunDaemon(std::span<const std::string_view> args, const Machine& machine) {
   const StopSignals signals;  // before any thread starts, so that all inherit the mask
   device::Finder devices(machine.load_cuda, *machine.gpus);
-  absl::StatusOr<config::Invocation> invocation = config::LoadConfig(
-      args, [&devices](const config::DeviceChoice& choice) { return OpenDevice(choice, devices); });
-  if (!invocation.ok()) return Fail(invocation.status());
+  bool device_failed = false;
+  absl::StatusOr<config::Invocation> invocation =
+      config::LoadConfig(args, [&](const config::DeviceChoice& choice) {
+        absl::StatusOr<config::DeviceMemory> memory = OpenDevice(choice, devices);
+        device_failed = !memory.ok();
+        return memory;
+      });
+  // A device may appear later, unlike a correct configuration.
+  if (!invocation.ok()) {
+    return Fail(invocation.status(), device_failed ? kFailed : kBadConfiguration);
+  }
+  if (invocation->prepare_directory.has_value()) return Prepare(*invocation->prepare_directory);
   if (invocation->print_policies) invocation->print = policies::HelpText();
   if (invocation->print.has_value()) {
     std::fputs(invocation->print->c_str(), stdout);
     return 0;
   }
-  return Serve(invocation->config, devices, signals);
+  if (invocation->check_only) return CheckConfig(*invocation);
+  return Serve(*invocation, devices, signals);
 }
 
 }  // namespace tessera

@@ -2,13 +2,13 @@
 
 #include <google/protobuf/util/json_util.h>
 
-#include <charconv>
 #include <utility>
 
 #include "absl/status/status.h"
 #include "daemon/base/check.h"
 #include "daemon/base/strings.h"
 #include "daemon/config/cpu_list.h"
+#include "daemon/config/file_mode.h"
 
 namespace tessera::config {
 namespace {
@@ -19,23 +19,6 @@ using tessera::v1::TenantConfig;
 // Prefixes the message of `status` with the field's name.
 absl::Status InField(std::string_view field, const absl::Status& status) {
   return absl::Status(status.code(), Concat(field, ": ", status.message()));
-}
-
-absl::StatusOr<std::uint32_t> ParseMode(std::string_view text) {
-  std::uint32_t mode = 0;
-  const char* const end = text.data() + text.size();
-  const auto parsed = std::from_chars(text.data(), end, mode, 8);
-  if (parsed.ec != std::errc() || parsed.ptr != end || text.empty() || mode > 07777) {
-    return absl::InvalidArgumentError(
-        Concat("\"", text, "\" is not an octal file mode, e.g. 0660"));
-  }
-  return mode;
-}
-
-std::string FormatMode(std::uint32_t mode) {
-  std::string text = "0000";
-  for (std::size_t i = 0; i < 4; ++i) text[3 - i] = static_cast<char>('0' + (mode >> 3 * i & 7));
-  return text;
 }
 
 Tenant TenantFromMessage(const TenantConfig& message) {
@@ -73,7 +56,7 @@ absl::Status ParsedFromMessage(const DaemonConfig& message, Config& config) {
   }
   for (const absl::Status& status : {
            parsed(message.has_unix_socket_mode(), "unix_socket_mode", message.unix_socket_mode(),
-                  ParseMode, config.unix_socket_mode),
+                  ParseFileMode, config.unix_socket_mode),
            parsed(message.has_unix_peers(), "unix_peers", message.unix_peers(), ParsePeerRules,
                   config.unix_peers),
            parsed(message.has_device(), "device", message.device(), ParseDevice, config.device),
@@ -161,7 +144,7 @@ absl::StatusOr<Config> FromMessage(const DaemonConfig& message) {
 DaemonConfig ToMessage(const Config& config) {
   DaemonConfig message;
   for (const ListenAddress& address : config.listen) message.add_listen(address.ToString());
-  message.set_unix_socket_mode(FormatMode(config.unix_socket_mode));
+  message.set_unix_socket_mode(FormatFileMode(config.unix_socket_mode));
   message.set_unix_peers(config.unix_peers.ToString());
   message.set_admin_over_tcp(config.admin_over_tcp);
   message.set_tls_certificate_file(config.tls_certificate_file);

@@ -15,6 +15,7 @@
 #include "daemon/base/strings.h"
 #include "daemon/base/utf8.h"
 #include "daemon/config/convert.h"
+#include "daemon/config/file_mode.h"
 
 namespace tessera::config {
 namespace {
@@ -95,12 +96,27 @@ constexpr std::array<FlagRow, 33> kRows = {{
 constexpr std::pair<std::string_view, Flags::Action> kActions[] = {
     {"help", Flags::Action::kHelp},
     {"version", Flags::Action::kVersion},
+    {"check-config", Flags::Action::kCheckConfig},
     {"print-config", Flags::Action::kPrintConfig},
     {"print-policies", Flags::Action::kPrintPolicies},
 };
 
+// The flags of --prepare-directory, as given.
+struct DirectoryFlags {
+  static constexpr std::string_view kNames[] = {"prepare-directory", "owner", "mode"};
+  std::optional<std::string_view> values[std::size(kNames)];
+
+  std::optional<std::string_view>* Find(std::string_view name) {
+    for (std::size_t i = 0; i < std::size(kNames); ++i) {
+      if (kNames[i] == name) return &values[i];
+    }
+    return nullptr;
+  }
+};
+
 absl::Status UnknownFlag(std::string_view name) {
   std::vector<std::string_view> names = {"config"};
+  names.insert(names.end(), std::begin(DirectoryFlags::kNames), std::end(DirectoryFlags::kNames));
   for (const FlagRow& row : kRows) names.push_back(row.flag);
   for (const auto& [flag, action] : kActions) names.push_back(flag);
   return absl::InvalidArgumentError(
@@ -134,6 +150,11 @@ void AddCommaSeparated(std::string_view value, const FieldDescriptor* field, Dae
 }
 
 absl::Status SetField(const FlagRow& row, std::string_view value, DaemonConfig& out) {
+  // --print-config writes JSON, which can only hold UTF-8.
+  if (!IsUtf8(value)) {
+    return absl::InvalidArgumentError(
+        Concat("--", row.flag, " is ", Quoted(value), ", which is not UTF-8"));
+  }
   const FieldDescriptor* field = FieldOf(row);
   const google::protobuf::Reflection* reflection = out.GetReflection();
   switch (field->cpp_type()) {
@@ -224,10 +245,58 @@ std::optional<Flags::Action> ActionOf(std::string_view name) {
   return std::nullopt;
 }
 
+bool EndsParsing(Flags::Action action) {
+  using Action = Flags::Action;
+  return action == Action::kHelp || action == Action::kVersion || action == Action::kPrintPolicies;
+}
+
+absl::Status SetConfigFile(std::string_view file, Flags& flags) {
+  if (flags.config_file.has_value()) {
+    return absl::InvalidArgumentError(
+        Concat("--config is given twice: \"", *flags.config_file, "\" and \"", file, "\""));
+  }
+  flags.config_file = std::string(file);
+  return absl::OkStatus();
+}
+
+// Makes the request of --prepare-directory, if it is given.
+absl::Status SetDirectory(const DirectoryFlags& given, Flags& flags) {
+  const auto& [path, owner, mode] = given.values;
+  if (!path.has_value()) {
+    if (!owner.has_value() && !mode.has_value()) return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        Concat("--", owner.has_value() ? "owner" : "mode", " is for --prepare-directory only"));
+  }
+  if (flags.action != Flags::Action::kRun || flags.config_file.has_value() ||
+      flags.overrides.ByteSizeLong() > 0) {
+    return absl::InvalidArgumentError("--prepare-directory takes only --owner and --mode");
+  }
+  if (!owner.has_value()) {
+    return absl::InvalidArgumentError(
+        "--prepare-directory needs --owner=UID:GID, the user that the daemon runs as");
+  }
+  const absl::StatusOr<Owner> ids = ParseOwner(*owner);
+  if (!ids.ok()) return absl::InvalidArgumentError(Concat("--owner: ", ids.status().message()));
+  flags.action = Flags::Action::kPrepareDirectory;
+  flags.directory = {.path = std::string(*path), .uid = ids->uid, .gid = ids->gid};
+  if (!mode.has_value()) return absl::OkStatus();
+  const absl::StatusOr<std::uint32_t> bits = ParseFileMode(*mode);
+  if (!bits.ok()) return absl::InvalidArgumentError(Concat("--mode: ", bits.status().message()));
+  // The daemon makes its sockets there. Setuid means nothing on a directory.
+  if ((*bits & 0700) != 0700 || (*bits & 04000) != 0) {
+    return absl::InvalidArgumentError(
+        Concat("--mode: ", FormatFileMode(*bits),
+               " must let the owner read, write and search, and must not be setuid"));
+  }
+  flags.directory.mode = *bits;
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<Flags> ParseFlags(std::span<const std::string_view> args) {
   Flags flags;
+  DirectoryFlags directory;
   for (std::size_t i = 0; i < args.size(); ++i) {
     absl::StatusOr<Argument> argument = Split(args[i]);
     if (!argument.ok()) return argument.status();
@@ -237,36 +306,30 @@ absl::StatusOr<Flags> ParseFlags(std::span<const std::string_view> args) {
       if (argument->value.has_value()) {
         return absl::InvalidArgumentError(Concat("--", name, " takes no value"));
       }
+      if (EndsParsing(*action)) return Flags{.action = *action};
       flags.action = *action;
-      if (*action != Flags::Action::kPrintConfig) return flags;
       continue;
     }
-    const FlagRow* row = FindRow(name);
-    if (row == nullptr && name != "config") {
-      return UnknownFlag(name);
-    }
+    const FlagRow* const row = FindRow(name);
+    std::optional<std::string_view>* const of_directory = directory.Find(name);
+    if (row == nullptr && of_directory == nullptr && name != "config") return UnknownFlag(name);
     if (!argument->value.has_value()) {
       if (i + 1 == args.size()) {
         return absl::InvalidArgumentError(Concat("--", name, " needs a value"));
       }
       argument->value = args[++i];
     }
-    // --print-config writes JSON, which can only hold UTF-8.
-    if (row != nullptr && !IsUtf8(*argument->value)) {
-      return absl::InvalidArgumentError(
-          Concat("--", name, " is ", Quoted(*argument->value), ", which is not UTF-8"));
+    absl::Status status;
+    if (of_directory != nullptr) {
+      *of_directory = *argument->value;
+    } else if (row != nullptr) {
+      status = SetField(*row, *argument->value, flags.overrides);
+    } else {
+      status = SetConfigFile(*argument->value, flags);
     }
-    if (row == nullptr) {
-      if (flags.config_file.has_value()) {
-        return absl::InvalidArgumentError(Concat("--config is given twice: \"", *flags.config_file,
-                                                 "\" and \"", *argument->value, "\""));
-      }
-      flags.config_file = std::string(*argument->value);
-    } else if (absl::Status status = SetField(*row, *argument->value, flags.overrides);
-               !status.ok()) {
-      return status;
-    }
+    if (!status.ok()) return status;
   }
+  if (absl::Status status = SetDirectory(directory, flags); !status.ok()) return status;
   return flags;
 }
 
@@ -293,8 +356,14 @@ std::string HelpText() {
     line(Concat("--", row.flag, "=", row.value),
          Concat(row.help, " [default: ", DefaultText(row, defaults), "]"));
   }
+  line("--check-config", "Check the configuration, print \"ok\" or what is wrong, and exit.");
   line("--print-config", "Print the effective configuration as JSON and exit.");
   line("--print-policies", "Print every policy and its options and exit.");
+  line(
+      "--prepare-directory=DIR",
+      "Make the directory of the sockets, or adjust its owner and mode, and exit. Run it as root.");
+  line("--owner=UID:GID", "Numeric owner for --prepare-directory.");
+  line("--mode=MODE", "Octal mode for --prepare-directory. [default: 0750]");
   line("--version", "Print the version and exit.");
   line("--help, -h", "Print this help and exit.");
   return text;

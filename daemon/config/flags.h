@@ -7,16 +7,26 @@
 #include <string_view>
 
 #include "absl/status/statusor.h"
+#include "daemon/platform/prepare_directory.h"
 #include "tessera/v1/config.pb.h"
 
 namespace tessera::config {
 
 struct Flags {
-  enum class Action { kRun, kPrintConfig, kPrintPolicies, kHelp, kVersion };
+  enum class Action {
+    kRun,
+    kCheckConfig,
+    kPrintConfig,
+    kPrintPolicies,
+    kPrepareDirectory,
+    kHelp,
+    kVersion
+  };
   Action action = Action::kRun;
   std::optional<std::string> config_file;
   // Has only the fields that flags set; MergeFlags applies it to another message.
   tessera::v1::DaemonConfig overrides;
+  DirectoryRequest directory;  // for kPrepareDirectory
 };
 
 // Accepts "--flag=value" and "--flag value"; `args` excludes the program's name. INVALID_ARGUMENT

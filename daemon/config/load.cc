@@ -2,6 +2,7 @@
 
 #include <cerrno>
 #include <cstdio>
+#include <limits>
 #include <memory>
 #include <utility>
 
@@ -15,6 +16,8 @@
 
 namespace tessera::config {
 namespace {
+
+constexpr std::uint64_t kUnknownMemory = std::numeric_limits<std::uint64_t>::max();
 
 absl::StatusOr<std::string> ReadFile(const std::string& path, std::size_t limit) {
   const auto close = [](std::FILE* file) { std::fclose(file); };
@@ -55,7 +58,8 @@ absl::Status ReadTokenFiles(Config& config) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<Config> EffectiveConfig(const Flags& flags, const MemoryOf& memory_of) {
+// The file's fields under the flags' fields, with tokens read, and nothing derived or validated.
+absl::StatusOr<Config> StatedConfig(const Flags& flags) {
   tessera::v1::DaemonConfig message;
   if (flags.config_file.has_value()) {
     const absl::StatusOr<std::string> json = ReadFile(*flags.config_file, kMaxConfigFile);
@@ -71,15 +75,35 @@ absl::StatusOr<Config> EffectiveConfig(const Flags& flags, const MemoryOf& memor
   absl::StatusOr<Config> config = FromMessage(message);
   if (!config.ok()) return config;
   if (absl::Status status = ReadTokenFiles(*config); !status.ok()) return status;
-
-  const absl::StatusOr<DeviceMemory> memory = memory_of(config->device);
-  if (!memory.ok()) {
-    return absl::Status(memory.status().code(), Concat("device: \"", config->device.ToString(),
-                                                       "\": ", memory.status().message()));
-  }
-  if (absl::Status status = ResolveDefaults(*memory, *config); !status.ok()) return status;
-  if (absl::Status status = Validate(*config, *memory); !status.ok()) return status;
   return config;
+}
+
+absl::StatusOr<Invocation> EffectiveConfig(const Flags& flags, const MemoryOf& memory_of) {
+  absl::StatusOr<Config> config = StatedConfig(flags);
+  if (!config.ok()) return config.status();
+  Invocation invocation{.config = *std::move(config), .print = std::nullopt};
+  const std::string device = invocation.config.device.ToString();
+
+  absl::StatusOr<DeviceMemory> memory = memory_of(invocation.config.device);
+  const bool derived = invocation.config.pool_bytes == 0;
+  if (!memory.ok()) {
+    const std::string why = Concat("device: \"", device, "\": ", memory.status().message());
+    if (flags.action != Flags::Action::kCheckConfig) {
+      return absl::Status(memory.status().code(), why);
+    }
+    invocation.notes.push_back(Concat("not checked against the device's memory: ", why));
+    memory = DeviceMemory{.bytes = kUnknownMemory, .source = ""};
+  }
+  if (absl::Status status = ResolveDefaults(*memory, invocation.config); !status.ok()) {
+    return status;
+  }
+  if (absl::Status status = Validate(invocation.config, *memory); !status.ok()) return status;
+  if (derived && memory->bytes != kUnknownMemory) {
+    invocation.notes.push_back(Concat("pool ", FormatBytes(invocation.config.pool_bytes),
+                                      ": half of ", FormatBytes(memory->bytes), " according to ",
+                                      memory->source, "; --pool-bytes sets it"));
+  }
+  return invocation;
 }
 
 }  // namespace
@@ -106,11 +130,15 @@ absl::StatusOr<Invocation> LoadConfig(std::span<const std::string_view> args,
   if (flags->action == Flags::Action::kPrintPolicies) {
     return Invocation{.config = {}, .print = std::nullopt, .print_policies = true};
   }
-  absl::StatusOr<Config> config = EffectiveConfig(*flags, memory_of);
-  if (!config.ok()) return config.status();
-  Invocation invocation{.config = *std::move(config), .print = std::nullopt};
+  if (flags->action == Flags::Action::kPrepareDirectory) {
+    return Invocation{
+        .config = {}, .print = std::nullopt, .prepare_directory = std::move(flags->directory)};
+  }
+  absl::StatusOr<Invocation> invocation = EffectiveConfig(*flags, memory_of);
+  if (!invocation.ok()) return invocation;
+  invocation->check_only = flags->action == Flags::Action::kCheckConfig;
   if (flags->action == Flags::Action::kPrintConfig) {
-    invocation.print = PrintConfig(invocation.config);
+    invocation->print = PrintConfig(invocation->config);
   }
   return invocation;
 }

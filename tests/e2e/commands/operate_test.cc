@@ -7,12 +7,15 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <cstdint>
+#include <filesystem>
 #include <memory>
 #include <regex>
 #include <string>
+#include <vector>
 
 #include "tessera/v1/admin.grpc.pb.h"
 #include "tests/fakes/daemon/daemon_process.h"
@@ -260,6 +263,62 @@ TEST(Operate, PrintConfigShowsEveryDefault) {
   for (const char* field : {"listen", "pool_bytes", "pin_limit_ms", "tenants", "drain_limit_ms"}) {
     EXPECT_THAT(printed.output, HasSubstr(field));
   }
+}
+
+TEST(Operate, CheckConfigSaysOkOrWhatIsWrong) {
+  const fakes::FinishedDaemon good =
+      fakes::RunDaemonToEnd({"--check-config", "--device=cpu", "--pool-bytes=256MiB"});
+  EXPECT_EQ(good.exit_code, 0);
+  EXPECT_EQ(good.output, "ok\n");
+  const fakes::FinishedDaemon warned =
+      fakes::RunDaemonToEnd({"--check-config", "--device=cpu", "--listen=0.0.0.0:7400"});
+  EXPECT_EQ(warned.exit_code, 0);
+  EXPECT_THAT(warned.output, HasSubstr("warning: listen: 0.0.0.0:7400 is open to the network"));
+  EXPECT_THAT(warned.output, HasSubstr("--pool-bytes sets it"));
+  EXPECT_THAT(warned.output, HasSubstr("ok\n"));
+  const std::vector<std::string> bad[] = {{"--check-config", "--max-sessions=0"},
+                                          {"--check-config", "--max-session=1"},
+                                          {"--check-config", "--config=/no/such/file"}};
+  for (const std::vector<std::string>& args : bad) {
+    const fakes::FinishedDaemon refused = fakes::RunDaemonToEnd(args);
+    EXPECT_EQ(refused.exit_code, 2) << args[1];
+    EXPECT_THAT(refused.output, testing::StartsWith("tesserad: ")) << args[1];
+    EXPECT_THAT(refused.output, testing::Not(HasSubstr("ok"))) << args[1];
+  }
+}
+
+TEST(Operate, CheckConfigReadsTheTlsFiles) {
+  const std::string folder = fakes::MakeTemporaryFolder();
+  const std::string file = folder + "/no.crt";
+  const fakes::FinishedDaemon refused = fakes::RunDaemonToEnd(
+      {"--check-config", "--device=cpu", "--pool-bytes=64MiB", "--listen=127.0.0.1:0",
+       "--tls-certificate-file=" + file, "--tls-key-file=" + file});
+  EXPECT_EQ(refused.exit_code, 2);
+  EXPECT_THAT(refused.output, HasSubstr("tls_certificate_file: \"" + file + "\""));
+  std::filesystem::remove_all(folder);
+}
+
+TEST(Operate, PrepareDirectoryMakesItAndExits) {
+  const std::string folder = fakes::MakeTemporaryFolder();
+  const std::string path = folder + "/tessera";
+  const std::string owner =
+      "--owner=" + std::to_string(::getuid()) + ":" + std::to_string(::getgid());
+  const auto prepare = [&] {
+    return fakes::RunDaemonToEnd({"--prepare-directory=" + path, owner, "--mode=0700"});
+  };
+  const fakes::FinishedDaemon made = prepare();
+  EXPECT_EQ(made.exit_code, 0);
+  EXPECT_THAT(made.output, HasSubstr(path + ": made, owner "));
+  struct stat found {};
+  ASSERT_EQ(::stat(path.c_str(), &found), 0);
+  EXPECT_EQ(found.st_mode & 07777, 0700u);
+  EXPECT_THAT(prepare().output, HasSubstr(path + ": unchanged, "));
+  std::filesystem::remove_all(path);
+  std::filesystem::create_directory_symlink(folder, path);
+  const fakes::FinishedDaemon refused = prepare();
+  EXPECT_EQ(refused.exit_code, 1);
+  EXPECT_THAT(refused.output, HasSubstr("is a symbolic link"));
+  std::filesystem::remove_all(folder);
 }
 
 }  // namespace

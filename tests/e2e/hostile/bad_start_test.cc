@@ -81,7 +81,7 @@ TEST(BadStart, SocketOfADeadDaemonIsTakenOver) {
 TEST(BadStart, PoolLargerThanMemory) {
   const fakes::FinishedDaemon daemon =
       fakes::RunDaemonToEnd({"--pool-bytes=900000GiB", "--listen=unix:/tmp/never.sock"});
-  EXPECT_EQ(daemon.exit_code, 1);
+  EXPECT_EQ(daemon.exit_code, 2);
   EXPECT_THAT(daemon.output, HasSubstr("pool_bytes"));
 }
 
@@ -104,9 +104,10 @@ TEST(BadStart, MalformedConfig) {
     std::fputs(text, file);
     std::fclose(file);
     const fakes::FinishedDaemon daemon = fakes::RunDaemonToEnd({"--config=" + path});
-    EXPECT_EQ(daemon.exit_code, 1);
+    EXPECT_EQ(daemon.exit_code, 2);
     EXPECT_THAT(daemon.output, testing::AnyOf(HasSubstr(path), HasSubstr("tpu")));
   }
+  std::filesystem::remove_all(folder);
 }
 
 }  // namespace

@@ -63,8 +63,37 @@ TEST(Flags, Actions) {
   EXPECT_EQ(Parse({"-h"})->action, Flags::Action::kHelp);
   EXPECT_EQ(Parse({"--version"})->action, Flags::Action::kVersion);
   EXPECT_EQ(Parse({"--print-config", "--device=cpu"})->action, Flags::Action::kPrintConfig);
+  EXPECT_EQ(Parse({"--check-config", "--device=cpu"})->action, Flags::Action::kCheckConfig);
   EXPECT_EQ(Parse({"--print-policies", "--nonsense"})->action, Flags::Action::kPrintPolicies);
   EXPECT_EQ(Parse({"--help", "--nonsense"})->action, Flags::Action::kHelp);
+}
+
+TEST(Flags, PrepareDirectory) {
+  const auto flags = Parse({"--prepare-directory=/run/x", "--owner=65532:27", "--mode", "2770"});
+  ASSERT_TRUE(flags.ok()) << flags.status();
+  EXPECT_EQ(flags->action, Flags::Action::kPrepareDirectory);
+  EXPECT_EQ(flags->directory,
+            (DirectoryRequest{.path = "/run/x", .uid = 65532, .gid = 27, .mode = 02770}));
+  EXPECT_EQ(Parse({"--prepare-directory=/run/x", "--owner=1:2"})->directory.mode, 0750u);
+  EXPECT_THAT(ErrorOf({"--prepare-directory=/run/x"}), HasSubstr("needs --owner=UID:GID"));
+  EXPECT_THAT(ErrorOf({"--owner=1:2"}), HasSubstr("--owner is for --prepare-directory only"));
+  EXPECT_THAT(ErrorOf({"--mode=0700"}), HasSubstr("--mode is for --prepare-directory only"));
+  for (const char* owner :
+       {"tessera", "1", "1:", ":1", "1:2:3", "-1:2", "4294967295:1", "root:0"}) {
+    EXPECT_THAT(ErrorOf({"--prepare-directory=/x", "--owner", owner}),
+                HasSubstr("is not UID:GID with two numbers"))
+        << owner;
+  }
+  for (const char* mode : {"0050", "0600", "4750", "rwx", "0888"}) {
+    EXPECT_THAT(ErrorOf({"--prepare-directory=/x", "--owner=1:2", "--mode", mode}),
+                HasSubstr("--mode: "))
+        << mode;
+  }
+  for (const char* other : {"--device=cpu", "--config=x", "--check-config"}) {
+    EXPECT_THAT(ErrorOf({"--prepare-directory=/x", "--owner=1:2", other}),
+                HasSubstr("takes only --owner and --mode"))
+        << other;
+  }
 }
 
 TEST(Flags, ErrorsNameTheArgument) {

@@ -17,7 +17,9 @@ namespace tessera::config {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 using ::testing::Not;
 
 namespace fs = std::filesystem;
@@ -172,6 +174,25 @@ TEST_F(LoadConfigTest, APoolLargerThanThisMachineIsRefused) {
   EXPECT_THAT(std::string(loaded.status().message()),
               AllOf(HasSubstr("pool_bytes: 1152921504606846976"),
                     HasSubstr("exceeds the memory of the device")));
+}
+
+TEST_F(LoadConfigTest, ADerivedPoolIsANote) {
+  EXPECT_THAT(Load({})->notes, ElementsAre("pool 4.0 GiB: half of 8.0 GiB according to the test; "
+                                           "--pool-bytes sets it"));
+  EXPECT_THAT(Load({"--pool-bytes=1GiB"})->notes, IsEmpty());
+}
+
+TEST_F(LoadConfigTest, CheckConfigAcceptsADeviceOfAnotherMachine) {
+  const auto load = [](std::vector<std::string_view> args) { return LoadConfig(args); };
+  EXPECT_FALSE(load({"--device=cuda:3"}).ok());
+  const auto checked = load({"--device=cuda:3", "--check-config"});
+  ASSERT_TRUE(checked.ok()) << checked.status();
+  EXPECT_TRUE(checked->check_only);
+  EXPECT_THAT(checked->notes,
+              ElementsAre(AllOf(HasSubstr("not checked"), HasSubstr("\"cuda:3\""))));
+  EXPECT_TRUE(load({"--device=cuda:3", "--check-config", "--pool-bytes=80GiB"}).ok());
+  // What does not depend on the device is still checked.
+  EXPECT_FALSE(load({"--device=cuda:3", "--check-config", "--max-sessions=0"}).ok());
 }
 
 TEST_F(LoadConfigTest, HelpAndVersionNeedNoValidConfiguration) {
