@@ -6,6 +6,7 @@ with 77, which CTest counts as skipped, if every case was skipped.
 """
 
 import functools
+import os
 import pathlib
 import subprocess
 import sys
@@ -36,6 +37,19 @@ def tool(name):
     if path is None:
         raise unittest.SkipTest(reason)
     return path
+
+
+def use_environment(name):
+    """Goes on in the Python environment of this name; ends the script as skipped if there is none.
+
+    To be called before packages of that environment are imported.
+    """
+    path, reason = find_tool(name)
+    if path is None:
+        print(f"skipped: {reason}", file=sys.stderr)
+        sys.exit(SKIPPED)
+    if pathlib.Path(sys.prefix) != path.parents[1]:
+        os.execv(path, [path, *sys.argv])
 
 
 class Recorder(unittest.TextTestResult):

@@ -28,6 +28,7 @@ NO_README = (
     re.compile(r"tests/unit"),          # mirrors the source, which has the READMEs
     re.compile(r"tests/\w+/.*"),        # the README of tests/NAME explains its sub-folders
     re.compile(r"helm/.*/templates(/.*)?"),  # Helm renders whatever is in there
+    re.compile(r"helm/.*/files(/.*)?"),      # made by helm/generate
     re.compile(r"\.ci"),
 )
 

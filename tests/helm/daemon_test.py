@@ -1,0 +1,83 @@
+"""The real daemon accepts the rendered configurations and arguments."""
+
+import argparse
+import json
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+
+import chart
+import cases
+from chart import container, rendered
+
+GPU_STANDS_IN = ["--device=cpu", "--pool-bytes=256MiB"]
+
+programs = None  # where tesserad and tessera are
+
+
+def make_certificate(folder):
+    """tls.crt, tls.key and ca.crt, as a Secret of a certificate has them."""
+    if shutil.which("openssl") is None:
+        raise unittest.SkipTest("openssl is missing")
+    subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days=1",
+                    "-subj=/CN=tessera", f"-keyout={folder}/tls.key", f"-out={folder}/tls.crt"],
+                   capture_output=True, check=True)
+    shutil.copy(folder / "tls.crt", folder / "ca.crt")
+
+
+class Configurations(unittest.TestCase):
+    """`tesserad --check-config` with the rendered arguments and files."""
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory(prefix="tessera-helm-")
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+
+    def check(self, name):
+        for part in ("tls", "tokens", "config"):
+            (self.folder / part).mkdir()
+        if name.startswith("tls") or name == "everything":
+            make_certificate(self.folder / "tls")
+        made = rendered(name)
+        for daemon, (key, text) in zip(made.daemons(), made.configurations().items()):
+            config = json.loads(text)
+            for tenant in config.get("tenants", ()):
+                (self.folder / "tokens" / tenant["name"]).write_text(tenant["name"])
+            # The files of a pod are below /etc/tessera.
+            file = self.folder / "config/tesserad.json"
+            file.write_text(text.replace('"/etc/tessera/', f'"{self.folder}/'))
+            arguments = [word.replace("/etc/tessera", str(self.folder))
+                         for word in container(daemon)["args"]]
+            self.assertIn(f"--config={file}", arguments)
+            if config["device"] != "cpu":
+                arguments += GPU_STANDS_IN
+            done = subprocess.run([programs / "tesserad", *arguments, "--check-config"],
+                                  capture_output=True, text=True, check=False)
+            self.assertEqual((done.returncode, done.stdout), (0, "ok\n"), (key, done.stderr))
+
+    def test_a_wrong_file_is_not_accepted(self):
+        file = self.folder / "config.json"
+        file.write_text('{"pool_bytes": 8.589934592e+09, "no_such_field": 1}')
+        done = subprocess.run([programs / "tesserad", f"--config={file}", "--check-config"],
+                              capture_output=True, text=True, check=False)
+        self.assertNotEqual(done.returncode, 0)
+        self.assertIn("no_such_field", done.stderr)
+
+
+def add_cases():
+    for name in chart.values_files():
+        def case(self, name=name):
+            self.check(name)
+        setattr(Configurations, "test_" + name.replace("-", "_"), case)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--programs", type=pathlib.Path, required=True)
+    options, sys.argv[1:] = parser.parse_known_args()
+    programs = options.programs.resolve()
+    add_cases()
+    cases.main()
