@@ -219,6 +219,7 @@ def sections(config_values, config_type):
             Value("exampleWorker.enabled", False, t.boolean(),
                   "Deploy a synthetic worker, to copy from."),
             Value("exampleWorker.volume", "hostPath", t.choice("hostPath", "claim"),
-                  "How it gets the directory. claim: in the first of workerNamespaces."),
+                  "How it gets the directory. claim: in the first of workerNamespaces, which then "
+                  "needs the Secrets of imagePullSecrets and of the first tenant's token, too."),
         ]),
     ]

@@ -3,7 +3,6 @@
 import argparse
 import json
 import pathlib
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -11,21 +10,12 @@ import unittest
 
 import chart
 import cases
+import certificates
 from chart import container, rendered
 
 GPU_STANDS_IN = ["--device=cpu", "--pool-bytes=256MiB"]
 
 programs = None  # where tesserad and tessera are
-
-
-def make_certificate(folder):
-    """tls.crt, tls.key and ca.crt, as a Secret of a certificate has them."""
-    if shutil.which("openssl") is None:
-        raise unittest.SkipTest("openssl is missing")
-    subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days=1",
-                    "-subj=/CN=tessera", f"-keyout={folder}/tls.key", f"-out={folder}/tls.crt"],
-                   capture_output=True, check=True)
-    shutil.copy(folder / "tls.crt", folder / "ca.crt")
 
 
 class Configurations(unittest.TestCase):
@@ -40,7 +30,8 @@ class Configurations(unittest.TestCase):
         for part in ("tls", "tokens", "config"):
             (self.folder / part).mkdir()
         if name.startswith("tls") or name == "everything":
-            make_certificate(self.folder / "tls")
+            for key, text in certificates.make(self.folder).items():
+                (self.folder / "tls" / key).write_text(text)
         made = rendered(name)
         for daemon, (key, text) in zip(made.daemons(), made.configurations().items()):
             config = json.loads(text)
