@@ -39,7 +39,8 @@ class Configurations(unittest.TestCase):
                 (self.folder / "tokens" / tenant["name"]).write_text(tenant["name"])
             # The files of a pod are below /etc/tessera.
             file = self.folder / "config/tesserad.json"
-            file.write_text(text.replace('"/etc/tessera/', f'"{self.folder}/'))
+            file.write_text(text.replace('"/etc/tessera/', f'"{self.folder}/')
+                            .replace("{uuid}", "uuid"))
             arguments = [word.replace("/etc/tessera", str(self.folder))
                          for word in container(daemon)["args"]]
             self.assertIn(f"--config={file}", arguments)
