@@ -38,3 +38,11 @@ foreach(name tessera tessera-client)
   install(FILES ${PROJECT_BINARY_DIR}/${name}.pc
     DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig COMPONENT dev)
 endforeach()
+
+# ---- What images have to know of the build.
+set(cuda_version)
+if(TESSERA_HAVE_CUDA)
+  set(cuda_version ${CUDAToolkit_VERSION})
+endif()
+file(CONFIGURE OUTPUT ${PROJECT_BINARY_DIR}/facts.json
+  CONTENT "{\"version\": \"@PROJECT_VERSION@\", \"cuda\": \"@cuda_version@\"}\n" @ONLY)
