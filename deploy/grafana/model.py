@@ -31,7 +31,7 @@ class Query:
 class Panel:
     """A panel of any type; the functions below make the types that the dashboards use."""
 
-    def __init__(self, kind, title, description, queries, unit="short", width=8, height=8,
+    def __init__(self, kind, title, description, queries, unit="short", width=8, height=7,
                  options=None, custom=None, steps=None, mappings=None, minimum=None, maximum=None,
                  transformations=None, overrides=None):
         self.kind = kind

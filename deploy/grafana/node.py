@@ -140,9 +140,10 @@ def tiers():
               Query(quantile("0.99", "tessera_restore_seconds"), "p99"), unit="s"),
         graph("Tier operations, p99", "Time of reads and writes of a tier. No line: there were "
               "none.",
-              Query(quantile("0.99", "tessera_tier_seconds", "tier"), "{{tier}}"), unit="s"),
+              Query(quantile("0.99", "tessera_tier_seconds", "tier"), "{{tier}}"), unit="s",
+              width=12),
         graph("Tier errors", "Errors per second, by tier; a full tier counts as an error.",
-              Query(rate("tessera_tier_errors_total", "tier"), "{{tier}}"), unit="ops"),
+              Query(rate("tessera_tier_errors_total", "tier"), "{{tier}}"), unit="ops", width=12),
     )
 
 
@@ -166,19 +167,19 @@ def calls():
     return (
         graph("Calls", "Calls per second, the twelve busiest methods.",
               Query(f"topk(12, {rate('tessera_rpc_requests_total', 'service, method')})",
-                    "{{service}} {{method}}"), unit="ops"),
+                    "{{service}} {{method}}"), unit="ops", width=6),
         graph("Failed calls", "Calls per second that did not end with OK. No line: all did.",
               Query(rate("tessera_rpc_requests_total", "code", DAEMONS + ', code!="OK"'),
-                    "{{code}}"), unit="ops"),
+                    "{{code}}"), unit="ops", width=6),
         graph("Mean duration", "Mean over the calls of a method, the twelve slowest.",
               Query(f"topk(12, {rate('tessera_rpc_seconds_total', 'service, method')} "
                     "/ clamp_min("
                     f"{rate('tessera_rpc_requests_total', 'service, method')}, 1e-9))",
-                    "{{service}} {{method}}"), unit="s"),
+                    "{{service}} {{method}}"), unit="s", width=6),
         graph("Duration, p99", "By class: hot calls belong to a decode step, bulk calls move data, "
               "admin calls are an operator's.",
               Query(quantile("0.99", "tessera_rpc_duration_seconds", "class"), "{{class}}"),
-              unit="s"),
+              unit="s", width=6),
     )
 
 

@@ -242,5 +242,30 @@ class Rules(unittest.TestCase):
                 self.assertIn(name, wrong, f"no case notices it: {mutant}")
 
 
+class Routing(unittest.TestCase):
+    """The example for Alertmanager."""
+
+    RECEIVERS = {"critical": "page", "warning": "tickets", "info": "nowhere"}
+
+    def amtool(self, *arguments):
+        done = subprocess.run([cases.tool("amtool"), *arguments], capture_output=True, text=True,
+                              check=False)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        return done.stdout.strip()
+
+    def test_alertmanager_accepts_the_example(self):
+        self.amtool("check-config", sources.PROMETHEUS / "alertmanager-example.yml")
+
+    def test_alerts_reach_the_receiver_of_their_severity(self):
+        config = f"--config.file={sources.PROMETHEUS / 'alertmanager-example.yml'}"
+        for severity, receiver in self.RECEIVERS.items():
+            self.assertEqual(self.amtool("config", "routes", "test", config,
+                                         "alertname=TesseraDown", f"severity={severity}"),
+                             receiver)
+        self.assertEqual(self.amtool("config", "routes", "test", config, "alertname=OtherAlert",
+                                     "severity=critical"), "nowhere")
+        self.assertLessEqual({alert.severity for alert in sources.ALERTS}, set(self.RECEIVERS))
+
+
 if __name__ == "__main__":
     cases.main()
