@@ -31,6 +31,9 @@ struct ListenAddress {
   friend bool operator==(const ListenAddress&, const ListenAddress&) = default;
 };
 
+// The socket on which the daemon listens if the configuration names no address.
+inline constexpr std::string_view kDefaultSocketPath = "/run/tessera/tesserad.sock";
+
 // Files next to a Unix socket PATH: the descriptor socket PATH.fd and the lock file PATH.lock.
 inline constexpr std::string_view kDescriptorSuffix = ".fd";
 inline constexpr std::string_view kLockSuffix = ".lock";

@@ -40,7 +40,7 @@ struct Tenant {
 // The initialisers are the defaults. 0 means "derived" for pool_bytes and the tenants' limits; a
 // loaded Config holds the derived values.
 struct Config {
-  std::vector<ListenAddress> listen = {{.unix_path = "/run/tessera/tesserad.sock", .tcp = {}}};
+  std::vector<ListenAddress> listen = {{.unix_path = std::string(kDefaultSocketPath), .tcp = {}}};
   std::uint32_t unix_socket_mode = 0660;
   PeerRules unix_peers;
   bool admin_over_tcp = false;

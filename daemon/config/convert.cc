@@ -74,15 +74,6 @@ absl::Status ParsedFromMessage(const DaemonConfig& message, Config& config) {
 
 }  // namespace
 
-absl::Status FromJson(std::string_view json, DaemonConfig* message) {
-  google::protobuf::util::JsonParseOptions options;
-  options.ignore_unknown_fields = false;
-  const auto status =
-      google::protobuf::util::JsonStringToMessage({json.data(), json.size()}, message, options);
-  if (status.ok()) return absl::OkStatus();
-  return absl::InvalidArgumentError(Concat(status.message()));
-}
-
 std::string ToJson(const DaemonConfig& message) {
   google::protobuf::util::JsonPrintOptions options;
   options.add_whitespace = true;

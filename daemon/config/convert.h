@@ -11,9 +11,6 @@
 
 namespace tessera::config {
 
-// Strict: an unknown field, a wrong type or a trailing comma is INVALID_ARGUMENT, with its place.
-absl::Status FromJson(std::string_view json, tessera::v1::DaemonConfig* message);
-
 // Absent fields keep the defaults of Config. Does not read token files.
 absl::StatusOr<Config> FromMessage(const tessera::v1::DaemonConfig& message);
 

@@ -3,8 +3,6 @@
 #include <google/protobuf/descriptor.h>
 
 #include <array>
-#include <charconv>
-#include <limits>
 #include <utility>
 #include <vector>
 
@@ -15,6 +13,7 @@
 #include "daemon/base/strings.h"
 #include "daemon/base/utf8.h"
 #include "daemon/config/convert.h"
+#include "daemon/config/field_value.h"
 #include "daemon/config/file_mode.h"
 
 namespace tessera::config {
@@ -46,7 +45,7 @@ constexpr std::array<FlagRow, 33> kRows = {{
     {"tls-client-ca-file", "FILE", "tls_client_ca_file",
      "PEM file with authorities; TCP clients need a certificate from one of them."},
     {"metrics", "HOST:PORT", "metrics_address",
-     "Address where Prometheus scrapes /metrics. Empty: no metrics."},
+     "Address of the HTTP pages /metrics, /healthz, /readyz and /version. Empty: none."},
     {"device", "DEVICE", "device", "Device that holds the pools: auto, cpu or cuda:N."},
     {"pool-bytes", "BYTES", "pool_bytes",
      "Maximum size of all tenants' pools, tails and staging arenas, e.g. 8GiB. 0: half of the "
@@ -155,45 +154,13 @@ absl::Status SetField(const FlagRow& row, std::string_view value, DaemonConfig& 
     return absl::InvalidArgumentError(
         Concat("--", row.flag, " is ", Quoted(value), ", which is not UTF-8"));
   }
-  const FieldDescriptor* field = FieldOf(row);
-  const google::protobuf::Reflection* reflection = out.GetReflection();
-  switch (field->cpp_type()) {
-    case FieldDescriptor::CPPTYPE_STRING:
-      if (field->is_repeated()) {
-        AddCommaSeparated(value, field, out);
-      } else {
-        reflection->SetString(&out, field, std::string(value));
-      }
-      return absl::OkStatus();
-    case FieldDescriptor::CPPTYPE_BOOL:
-      if (value != "true" && value != "false") {
-        return BadValue(row, Concat("\"", value, "\" is not true or false"));
-      }
-      reflection->SetBool(&out, field, value == "true");
-      return absl::OkStatus();
-    case FieldDescriptor::CPPTYPE_UINT32: {
-      std::uint32_t number = 0;
-      const char* const end = value.data() + value.size();
-      const auto parsed = std::from_chars(value.data(), end, number);
-      if (value.empty() || parsed.ec != std::errc() || parsed.ptr != end) {
-        return BadValue(row, parsed.ec == std::errc::result_out_of_range
-                                 ? Concat(value, " is above the limit of ",
-                                          std::numeric_limits<std::uint32_t>::max())
-                                 : Concat("\"", value, "\" is not a whole number"));
-      }
-      reflection->SetUInt32(&out, field, number);
-      return absl::OkStatus();
-    }
-    case FieldDescriptor::CPPTYPE_UINT64: {
-      const absl::StatusOr<std::uint64_t> bytes = ParseBytes(value);
-      if (!bytes.ok()) return BadValue(row, AsStringView(bytes.status().message()));
-      reflection->SetUInt64(&out, field, *bytes);
-      return absl::OkStatus();
-    }
-    default:
-      break;
+  const FieldDescriptor* const field = FieldOf(row);
+  if (field->is_repeated()) {
+    AddCommaSeparated(value, field, out);
+    return absl::OkStatus();
   }
-  CheckFailed(__FILE__, __LINE__, "flag of a type that has no syntax", row.flag);
+  const absl::Status status = SetFromText(field, value, out);
+  return status.ok() ? status : BadValue(row, AsStringView(status.message()));
 }
 
 // The default of a field as --help prints it.
@@ -338,23 +305,33 @@ void MergeFlags(const DaemonConfig& overrides, DaemonConfig& message) {
   message.MergeFrom(overrides);
 }
 
+std::vector<std::string> FieldsOf(const DaemonConfig& overrides) {
+  std::vector<const FieldDescriptor*> fields;
+  overrides.GetReflection()->ListFields(overrides, &fields);
+  std::vector<std::string> names;
+  for (const FieldDescriptor* field : fields) names.push_back(field->name());
+  return names;
+}
+
 std::string HelpText() {
   std::string text =
       "tesserad: the KV-cache daemon for the inference workers of this node\n\n"
       "Usage: tesserad [--config FILE] [flags]\n\n"
-      "Flags override the fields of the file. Sizes are bytes, or as in 512MiB, 8GiB, 1.5G.\n\n";
+      "Flags override the fields of the file. Sizes are bytes, or as in 512MiB, 8GiB, 1.5G; times "
+      "are\n"
+      "milliseconds, or as in 500ms, 10s, 5m.\n\n";
   const auto line = [&text](std::string_view left, std::string_view help) {
     constexpr std::size_t kColumn = 34;
     Append(text, "  ", left);
     text.append(left.size() < kColumn ? kColumn - left.size() : 1, ' ');
     Append(text, help, "\n");
   };
-  line("--config=FILE",
-       "JSON file with the configuration (tessera.v1.DaemonConfig), including tenants.");
+  line("--config=FILE", "File with the configuration, including tenants: JSON with comments.");
   const DaemonConfig defaults = ToMessage(Config{});
   for (const FlagRow& row : kRows) {
     line(Concat("--", row.flag, "=", row.value),
-         Concat(row.help, " [default: ", DefaultText(row, defaults), "]"));
+         Concat(row.help, " [default: ", DefaultText(row, defaults), "; in the file: ", row.field,
+                "]"));
   }
   line("--check-config", "Check the configuration, print \"ok\" or what is wrong, and exit.");
   line("--print-config", "Print the effective configuration as JSON and exit.");

@@ -5,6 +5,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "daemon/platform/prepare_directory.h"
@@ -35,6 +36,9 @@ absl::StatusOr<Flags> ParseFlags(std::span<const std::string_view> args);
 
 // Applies the flags to `message`. A list given by flags (--listen) replaces the file's list.
 void MergeFlags(const tessera::v1::DaemonConfig& overrides, tessera::v1::DaemonConfig& message);
+
+// The names of the fields that are set in `overrides`.
+std::vector<std::string> FieldsOf(const tessera::v1::DaemonConfig& overrides);
 
 // The output of --help: every flag with its default.
 std::string HelpText();

@@ -11,6 +11,7 @@
 #include "daemon/base/version.h"
 #include "daemon/config/convert.h"
 #include "daemon/config/flags.h"
+#include "daemon/config/json_config.h"
 #include "daemon/config/limits.h"
 #include "daemon/platform/memory_limit.h"
 
@@ -39,9 +40,10 @@ absl::StatusOr<std::string> ReadFile(const std::string& path, std::size_t limit)
 }
 
 absl::Status ReadTokenFiles(Config& config) {
-  for (Tenant& tenant : config.tenants) {
+  for (std::size_t i = 0; i < config.tenants.size(); ++i) {
+    Tenant& tenant = config.tenants[i];
     if (tenant.token_file.empty()) continue;
-    const std::string field = Concat("token_file of tenant \"", tenant.name, "\"");
+    const std::string field = Concat("tenants[", i, "].token_file of tenant \"", tenant.name, "\"");
     if (!tenant.token.empty()) {
       return absl::InvalidArgumentError(Concat(field, ": token is set too; set only one of them"));
     }
@@ -58,19 +60,34 @@ absl::Status ReadTokenFiles(Config& config) {
   return absl::OkStatus();
 }
 
-// The file's fields under the flags' fields, with tokens read, and nothing derived or validated.
-absl::StatusOr<Config> StatedConfig(const Flags& flags) {
+// The configuration file as it was read.
+struct File {
+  std::string path;
   tessera::v1::DaemonConfig message;
-  if (flags.config_file.has_value()) {
-    const absl::StatusOr<std::string> json = ReadFile(*flags.config_file, kMaxConfigFile);
-    if (!json.ok()) {
-      return absl::Status(json.status().code(), Concat("--config: ", json.status().message()));
-    }
-    if (absl::Status status = FromJson(*json, &message); !status.ok()) {
-      return absl::Status(status.code(),
-                          Concat("--config: \"", *flags.config_file, "\": ", status.message()));
-    }
+  FieldPlaces places;
+
+  // Adds file, line and column to an error that names a field of the file.
+  absl::Status Locate(const absl::Status& status) const {
+    const absl::Status located = places.Locate(status);
+    if (located == status) return status;
+    return absl::Status(status.code(), Concat(path, ":", located.message()));
   }
+};
+
+absl::StatusOr<File> ReadConfigFile(const std::string& path) {
+  const absl::StatusOr<std::string> json = ReadFile(path, kMaxConfigFile);
+  if (!json.ok()) {
+    return absl::Status(json.status().code(), Concat("--config: ", json.status().message()));
+  }
+  File file{.path = path};
+  const absl::Status status = FromJson(*json, &file.message, &file.places);
+  if (!status.ok()) return absl::Status(status.code(), Concat(path, ":", status.message()));
+  return file;
+}
+
+// The file's fields under the flags' fields, with tokens read, and nothing derived or validated.
+absl::StatusOr<Config> StatedConfig(const Flags& flags, const File& file) {
+  tessera::v1::DaemonConfig message = file.message;
   MergeFlags(flags.overrides, message);
   absl::StatusOr<Config> config = FromMessage(message);
   if (!config.ok()) return config;
@@ -78,8 +95,9 @@ absl::StatusOr<Config> StatedConfig(const Flags& flags) {
   return config;
 }
 
-absl::StatusOr<Invocation> EffectiveConfig(const Flags& flags, const MemoryOf& memory_of) {
-  absl::StatusOr<Config> config = StatedConfig(flags);
+absl::StatusOr<Invocation> ResolveConfig(const Flags& flags, const File& file,
+                                         const MemoryOf& memory_of) {
+  absl::StatusOr<Config> config = StatedConfig(flags, file);
   if (!config.ok()) return config.status();
   Invocation invocation{.config = *std::move(config), .print = std::nullopt};
   const std::string device = invocation.config.device.ToString();
@@ -106,6 +124,16 @@ absl::StatusOr<Invocation> EffectiveConfig(const Flags& flags, const MemoryOf& m
   return invocation;
 }
 
+absl::StatusOr<Invocation> EffectiveConfig(const Flags& flags, const MemoryOf& memory_of) {
+  absl::StatusOr<File> file = File();
+  if (flags.config_file.has_value()) file = ReadConfigFile(*flags.config_file);
+  if (!file.ok()) return file.status();
+  for (const std::string& field : FieldsOf(flags.overrides)) file->places.Remove(field);
+  absl::StatusOr<Invocation> invocation = ResolveConfig(flags, *file, memory_of);
+  if (!invocation.ok()) return file->Locate(invocation.status());
+  return invocation;
+}
+
 }  // namespace
 
 absl::StatusOr<DeviceMemory> HostMemoryOf(const DeviceChoice& choice) {
@@ -125,7 +153,9 @@ absl::StatusOr<Invocation> LoadConfig(std::span<const std::string_view> args,
     return Invocation{.config = {}, .print = HelpText()};
   }
   if (flags->action == Flags::Action::kVersion) {
-    return Invocation{.config = {}, .print = Concat("tesserad ", Version(), "\n")};
+    return Invocation{
+        .config = {},
+        .print = Concat("tesserad ", Version(), Commit().empty() ? "" : " ", Commit(), "\n")};
   }
   if (flags->action == Flags::Action::kPrintPolicies) {
     return Invocation{.config = {}, .print = std::nullopt, .print_policies = true};

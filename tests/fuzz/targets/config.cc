@@ -10,6 +10,7 @@
 #include "daemon/config/convert.h"
 #include "daemon/config/cpu_list.h"
 #include "daemon/config/flags.h"
+#include "daemon/config/json_config.h"
 #include "daemon/config/load.h"
 #include "daemon/config/validate.h"
 #include "tests/fuzz/fuzz_target.h"
@@ -101,6 +102,9 @@ std::vector<Seed> Seeds() {
        "--log-level=debug"s},
       {"values", "unix:/run/x.sock\n[::1]:9464\ncuda:1\n2-3,8"s},
       {"defaults", "\0{}"s},
+      {"comments",
+       "\0// a\n{ # b\n \"poolBytes\": \"1.5GiB\", /* c */ \"drain_limit_ms\": \"10s\", "
+       "\"unix_peers\": \"\\u0075id:1\", \"tenants\": [{\"name\": \"a\", \"token\": null}]}"s},
       {"whole", Concat("--max-sessions=7\n"s, std::string(1, '\0'), config::PrintConfig(config))}};
   return seeds;
 }

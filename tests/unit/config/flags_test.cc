@@ -36,6 +36,7 @@ TEST(Flags, TakeBothForms) {
   ASSERT_TRUE(flags.ok()) << flags.status();
   EXPECT_EQ(flags->overrides.device(), "cpu");
   EXPECT_EQ(flags->overrides.pool_bytes(), 512 * kMiB);
+  EXPECT_EQ(Parse({"--drain-limit-ms=1.5s"})->overrides.drain_limit_ms(), 1500u);
   EXPECT_EQ(flags->config_file, "a.json");
   EXPECT_EQ(flags->action, Flags::Action::kRun);
 }
@@ -145,7 +146,9 @@ TEST(Flags, EveryFieldButTenantsHasAFlagWithHelp) {
     std::replace(flag.begin(), flag.end(), '_', '-');
     const std::size_t at = help.find(Concat("  --", flag, "="));
     ASSERT_NE(at, std::string::npos) << flag << " is not in --help";
-    EXPECT_THAT(help.substr(at, help.find('\n', at) - at), HasSubstr("[default: "));
+    EXPECT_THAT(
+        help.substr(at, help.find('\n', at) - at),
+        AllOf(HasSubstr("[default: "), HasSubstr(Concat("; in the file: ", field->name(), "]"))));
 
     const std::string value =
         field->cpp_type() == google::protobuf::FieldDescriptor::CPPTYPE_BOOL ? "true" : "7";

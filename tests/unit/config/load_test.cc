@@ -21,6 +21,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
+using ::testing::StartsWith;
 
 namespace fs = std::filesystem;
 
@@ -102,6 +103,24 @@ TEST_F(LoadConfigTest, JsonIsStrictAndErrorsNameTheField) {
   for (const char* broken : {"", "{", "[]", "{} x", "{\"device\": \"cpu\",,}", "null", "\xff"}) {
     EXPECT_FALSE(LoadJson(broken).ok()) << broken;
   }
+}
+
+TEST_F(LoadConfigTest, ErrorsNameThePlaceInTheFile) {
+  const std::string file = (directory_ / "config.json").string();
+  // Found while reading, while parsing texts, and while checking limits.
+  EXPECT_THAT(ErrorOfJson("{\n \"pool_byte\": 1}"),
+              HasSubstr(Concat(file, ":2:2: \"pool_byte\" is not a field; did you mean")));
+  EXPECT_THAT(ErrorOfJson("{\n \"device\": \"gpu\"}"),
+              HasSubstr(Concat(file, ":2:12: device: \"gpu\" is not")));
+  EXPECT_THAT(ErrorOfJson("{\n \"max_sessions\": 0}"),
+              HasSubstr(Concat(file, ":2:18: max_sessions: 0 is not from 1")));
+  EXPECT_THAT(ErrorOfJson("{\"tenants\": [\n {\"name\": \"a\"},\n {\"name\": \"B\"}]}"),
+              HasSubstr(Concat(file, ":3:11: tenants[1].name: \"B\" is not a tenant name")));
+  EXPECT_THAT(ErrorOfJson("{\"tenants\": [{\"name\": \"a\",\n\"token_file\": \"/no\"}]}"),
+              HasSubstr(Concat(file, ":2:15: tenants[0].token_file of tenant \"a\"")));
+  // A value that a flag replaces has no place in the file.
+  const auto loaded = LoadJson("{\"max_sessions\": 1}", {"--max-sessions=0"});
+  EXPECT_THAT(std::string(loaded.status().message()), StartsWith("max_sessions: 0 is not from 1"));
 }
 
 TEST_F(LoadConfigTest, TextsAreParsedAndErrorsNameTheField) {

@@ -114,7 +114,9 @@ class Documents(unittest.TestCase):
         blocks = re.findall(r"^```json\n(.*?)^```$", read(f"{DOCS}/operations.md"),
                             re.DOTALL | re.MULTILINE)
         self.assertGreater(len(blocks), 0)
-        for block in blocks:
+        examples = sorted((ROOT / "deploy/examples").glob("*.json"))
+        self.assertGreater(len(examples), 2)
+        for block in blocks + [file.read_text(encoding="utf-8") for file in examples]:
             with tempfile.TemporaryDirectory() as folder:
                 # The example's files, which a test machine does not have.
                 def local(match, folder=folder):
@@ -125,7 +127,8 @@ class Documents(unittest.TestCase):
                 block = re.sub(r'"/etc/tessera/([\w.]+)"', local, block)
                 config = pathlib.Path(folder) / "config.json"
                 config.write_text(block)
-                done = subprocess.run([TESSERAD, f"--config={config}", "--print-config"],
+                done = subprocess.run([TESSERAD, f"--config={config}", "--device=cpu",
+                                       "--print-config"],
                                       capture_output=True, text=True, check=False)
                 self.assertEqual(done.returncode, 0, done.stderr)
 
