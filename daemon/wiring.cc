@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "daemon/base/clock.h"
+#include "daemon/base/heartbeat.h"
 #include "daemon/base/log.h"
 #include "daemon/base/mutex.h"
 #include "daemon/base/scheduler.h"
@@ -188,9 +189,7 @@ serving::Server::Options ServerOptions(const config::Config& config) {
       options.tcp_endpoints.push_back(address.tcp.ToString());
     }
   }
-  if (config.metrics_address.has_value()) {
-    options.metrics_address = config.metrics_address->ToString();
-  }
+  options.http_address = config.metrics_address;
   options.tls = {.certificate = config.tls_certificate_file,
                  .key = config.tls_key_file,
                  .client_ca = config.tls_client_ca_file};
@@ -220,6 +219,7 @@ int Serve(const config::Invocation& invocation, device::Finder& devices,
   }
   logger.Log(LogLevel::kInfo, "limits", {{"descriptors", RaiseFdLimit()}});
   const SystemClock clock;
+  Heartbeats heartbeats(clock);
   device::Device& device = devices.device();
   metrics::Metrics metrics({.version = std::string(Version()),
                             .device = device.description().name,
@@ -230,6 +230,7 @@ int Serve(const config::Invocation& invocation, device::Finder& devices,
   serving::Services services{.metrics = &metrics,
                              .logger = &logger,
                              .clock = &clock,
+                             .heartbeats = &heartbeats,
                              .device = &device,
                              .started = clock.Now(),
                              .max_message_bytes = config.max_message_bytes,
@@ -296,8 +297,8 @@ int Serve(const config::Invocation& invocation, device::Finder& devices,
                 {"kernels", device.description().kernels},
                 {"pool_bytes", config.pool_bytes}});
   }
-  if ((*server)->metrics_port() != 0) {
-    logger.Log(LogLevel::kInfo, "metrics", {{"port", (*server)->metrics_port()}});
+  if ((*server)->http_port() != 0) {
+    logger.Log(LogLevel::kInfo, "metrics", {{"port", (*server)->http_port()}});
   }
 
   const int first = signals.Wait();

@@ -61,14 +61,15 @@ void EventLoop::Unwatch(int fd) {
   tokens_.erase(it);
 }
 
-void EventLoop::AwaitData(int fd) { Await(fd, EPOLLIN); }
-void EventLoop::AwaitRoom(int fd) { Await(fd, EPOLLOUT); }
+void EventLoop::AwaitData(int fd) { Await(fd, EPOLLIN | EPOLLRDHUP); }
+void EventLoop::AwaitRoom(int fd) { Await(fd, EPOLLOUT | EPOLLRDHUP); }
+void EventLoop::AwaitRoomOnly(int fd) { Await(fd, EPOLLOUT); }
 
 void EventLoop::Await(int fd, std::uint32_t events) {
   const auto it = tokens_.find(fd);
   if (it == tokens_.end()) return;
   epoll_event event{};
-  event.events = events | EPOLLRDHUP;
+  event.events = events;
   event.data.u64 = it->second;
   ::epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, fd, &event);
 }

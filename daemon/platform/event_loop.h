@@ -45,9 +45,11 @@ class EventLoop {
   absl::Status Watch(int fd, Handler handler);
   void Unwatch(int fd);
   // Change what a watched descriptor waits for: data to read (the initial state) or room to write.
-  // A peer that hangs up is always reported.
+  // A peer that hangs up is always reported. AwaitRoomOnly does not report one that only stops
+  // sending: it would be reported again and again.
   void AwaitData(int fd);
   void AwaitRoom(int fd);
+  void AwaitRoomOnly(int fd);
 
   // Waits for at most `timeout` (nullopt: forever), then calls the handlers of ready descriptors.
   void RunOnce(std::optional<absl::Duration> timeout);

@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "daemon/base/strings.h"
+#include "daemon/serving/http/pages.h"
 
 namespace tessera::serving {
 
@@ -26,6 +27,33 @@ void RunOnThread(const std::function<void()>& work) {
   } catch (const std::system_error&) {
     work();  // no more threads: run it here and make other streams wait
   }
+}
+
+std::filesystem::path DirectoryOf(const std::string& socket_path) {
+  return std::filesystem::path(socket_path).parent_path();
+}
+
+std::string HowToMake(const std::filesystem::path& directory) {
+  return Concat("as root, \"tesserad --prepare-directory=", directory.native(),
+                " --owner=", ::geteuid(), ":", ::getegid(), "\" gives it to this user");
+}
+
+// A missing directory is refused rather than made: it may be a misspelt path, on which no worker
+// would find the daemon.
+absl::Status CheckDirectory(const std::string& socket_path) {
+  const std::filesystem::path directory = DirectoryOf(socket_path);
+  std::error_code error;
+  if (socket_path == config::kDefaultSocketPath) {
+    std::filesystem::create_directory(directory, error);
+  }
+  std::error_code unknown;  // e.g. not allowed to look; opening the lock file says so
+  if (directory.empty() || std::filesystem::exists(directory, unknown) || unknown) {
+    return absl::OkStatus();
+  }
+  return absl::NotFoundError(
+      Concat("listen: the directory ", directory.native(), " of unix:", socket_path,
+             " does not exist", error ? Concat(" and cannot be made (", error.message(), ")") : "",
+             "; make it, or use another address: ", HowToMake(directory)));
 }
 }  // namespace
 
@@ -46,21 +74,22 @@ Server::Server(Services& services, const Options& options)
 Server::~Server() {
   Drain(Clock::Duration::zero());
   watcher_.reset();
-  exposer_.reset();
   registration_.Reset();
   for (const std::string& path : bound_) ::unlink(path.c_str());
 }
 
 absl::Status Server::LockPaths() {
   for (const UnixEndpoint& door : options_.unix_endpoints) {
-    const std::filesystem::path folder = std::filesystem::path(door.path).parent_path();
-    std::error_code error;
-    if (!folder.empty()) std::filesystem::create_directories(folder, error);
+    if (absl::Status status = CheckDirectory(door.path); !status.ok()) return status;
     absl::StatusOr<LockFile> lock = LockFile::Acquire(LockPath(door.path));
     if (absl::IsAlreadyExists(lock.status())) {
       return absl::AlreadyExistsError(Concat(
           "the socket ", door.path, " is served by a live daemon: ",
           AsStringView(lock.status().message()), ". Stop it, or use another address (--listen)"));
+    }
+    if (absl::IsPermissionDenied(lock.status())) {
+      return absl::PermissionDeniedError(
+          Concat(AsStringView(lock.status().message()), "; ", HowToMake(DirectoryOf(door.path))));
     }
     if (!lock.ok()) return lock.status();
     for (const std::string& path : {door.path, DescriptorPath(door.path)}) {
@@ -167,14 +196,20 @@ absl::Status Server::Start() {
   }
   collector_ = std::make_unique<NodeCollector>(services_);
   registration_ = services_.metrics->Register(*collector_);
-  if (!options_.metrics_address.empty()) {
-    absl::StatusOr<std::unique_ptr<metrics::Exposer>> exposer =
-        metrics::Exposer::Start(options_.metrics_address, *services_.metrics);
-    if (!exposer.ok()) return exposer.status();
-    exposer_ = *std::move(exposer);
+  if (options_.http_address.has_value()) {
+    absl::StatusOr<std::unique_ptr<http::Server>> http =
+        http::Server::Start(options_.http_address->host, options_.http_address->port,
+                            {.pages = StatusPages(services_), .clock = services_.clock});
+    if (!http.ok()) {
+      return absl::Status(http.status().code(),
+                          Concat("metrics address ", http.status().message()));
+    }
+    http_ = *std::move(http);
   }
   watcher_->Start();
-  return StartGrpc();
+  absl::Status status = StartGrpc();
+  services_.serving.store(status.ok());
+  return status;
 }
 
 void Server::RetireDevice(const absl::Status& why) {
@@ -197,6 +232,7 @@ void Server::Drain(Clock::Duration limit) {
   if (grpc_ != nullptr) EndSessions(limit);
   // After the sessions, because the watcher must handle their end.
   if (watcher_ != nullptr) watcher_->Stop();
+  http_.reset();
 }
 
 void Server::EndSessions(Clock::Duration limit) {

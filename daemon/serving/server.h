@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -14,7 +15,7 @@
 #include "daemon/base/mutex.h"
 #include "daemon/base/strings.h"
 #include "daemon/config/address.h"
-#include "daemon/metrics/exposer.h"
+#include "daemon/http/server.h"
 #include "daemon/platform/lock_file.h"
 #include "daemon/platform/peer_rules.h"
 #include "daemon/serving/attach/connections.h"
@@ -38,15 +39,16 @@ class Server {
   };
   struct Options {
     std::vector<UnixEndpoint> unix_endpoints;
-    std::vector<std::string> tcp_endpoints;  // "host:port"
-    TlsFiles tls;                            // for tcp_endpoints
-    std::string metrics_address;             // empty: no metrics
+    std::vector<std::string> tcp_endpoints;        // "host:port"
+    TlsFiles tls;                                  // for tcp_endpoints
+    std::optional<config::HostPort> http_address;  // of metrics and health; nullopt: none
     Clock::Duration drain_limit{};
   };
 
   // Locks the socket paths and creates the watcher. ALREADY_EXISTS, with the path, if a live daemon
-  // serves one of them. `services.node` may still be unset; Start needs it. Attention() may be
-  // called before Start.
+  // serves one of them. NOT_FOUND, with the way to make it, if the directory of one is missing;
+  // only that of the default address is made here. `services.node` may still be unset; Start needs
+  // it. Attention() may be called before Start.
   static absl::StatusOr<std::unique_ptr<Server>> Create(Services& services, const Options& options);
   ~Server();
 
@@ -72,7 +74,7 @@ class Server {
 
   // The addresses it listens on, with the bound ports: "unix:PATH", "host:port".
   std::vector<std::string> addresses() const;
-  std::uint16_t metrics_port() const { return exposer_ == nullptr ? 0 : exposer_->port(); }
+  std::uint16_t http_port() const { return http_ == nullptr ? 0 : http_->port(); }
 
   // Sets the callback of the Drain RPC. It receives the limit in milliseconds; 0: the default.
   void set_on_drain_request(std::function<void(std::uint64_t)> request) {
@@ -94,7 +96,7 @@ class Server {
   std::unique_ptr<Watcher> watcher_;
   std::unique_ptr<NodeCollector> collector_;
   metrics::Metrics::Registration registration_;
-  std::unique_ptr<metrics::Exposer> exposer_;
+  std::unique_ptr<http::Server> http_;
   std::function<void(std::uint64_t)> drain_request_;
   std::unique_ptr<WorkerService> worker_service_;
   std::unique_ptr<AdminService> admin_service_;

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "daemon/base/clock.h"
+#include "daemon/base/heartbeat.h"
 #include "daemon/base/log.h"
 #include "daemon/base/scheduler.h"
 #include "daemon/cache/tenant/node.h"
@@ -26,11 +27,13 @@ struct Services {
   metrics::Metrics* metrics;
   Logger* logger;
   const Clock* clock;
+  Heartbeats* heartbeats;
   device::Device* device;
   Clock::TimePoint started;
   std::uint64_t max_message_bytes;
   std::uint32_t compactor_threads = 1;
   bool admin_over_tcp = false;
+  std::atomic<bool> serving{false};  // all addresses are listened on
   std::atomic<bool> draining{false};
   std::atomic<bool> stopping{false};  // the drain limit has passed: long handlers must return
 };

@@ -66,6 +66,18 @@ TEST(BadStart, AFileWhereTheDescriptorSocketGoesIsLeftAlone) {
   std::filesystem::remove_all(folder);
 }
 
+TEST(BadStart, AMissingDirectoryIsNotMade) {
+  const std::string folder = fakes::MakeTemporaryFolder();
+  const std::string directory = folder + "/misspelt";
+  const fakes::FinishedDaemon daemon = fakes::RunDaemonToEnd(
+      {"--listen=unix:" + directory + "/s", "--pool-bytes=64MiB", "--metrics="});
+  EXPECT_EQ(daemon.exit_code, 1);
+  EXPECT_THAT(daemon.output, HasSubstr("listen: the directory " + directory));
+  EXPECT_THAT(daemon.output, HasSubstr("--prepare-directory=" + directory + " --owner="));
+  EXPECT_FALSE(std::filesystem::exists(directory));
+  std::filesystem::remove_all(folder);
+}
+
 TEST(BadStart, SocketOfADeadDaemonIsTakenOver) {
   const std::string folder = fakes::MakeTemporaryFolder();
   std::unique_ptr<DaemonProcess> daemon = DaemonProcess::Start({.folder = folder});

@@ -1,4 +1,4 @@
-// Sends one HTTP GET over loopback. Returns the body, or an empty string on failure.
+// One HTTP request over loopback.
 #pragma once
 
 #include <arpa/inet.h>
@@ -11,7 +11,8 @@
 
 namespace tessera::fakes {
 
-inline std::string HttpGet(std::uint16_t port, const std::string& path) {
+// Sends `request` as it is, and returns everything up to the end of the connection.
+inline std::string HttpExchange(std::uint16_t port, const std::string& request) {
   const int socket = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   sockaddr_in address{};
   address.sin_family = AF_INET;
@@ -19,8 +20,6 @@ inline std::string HttpGet(std::uint16_t port, const std::string& path) {
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   std::string answer;
   if (::connect(socket, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0) {
-    const std::string request =
-        "GET " + path + " HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
     if (::send(socket, request.data(), request.size(), MSG_NOSIGNAL) ==
         static_cast<ssize_t>(request.size())) {
       char buffer[4096];
@@ -28,6 +27,13 @@ inline std::string HttpGet(std::uint16_t port, const std::string& path) {
     }
   }
   ::close(socket);
+  return answer;
+}
+
+// Returns the body of a page, or an empty string on failure.
+inline std::string HttpGet(std::uint16_t port, const std::string& path) {
+  const std::string answer =
+      HttpExchange(port, "GET " + path + " HTTP/1.1\r\nHost: localhost\r\n\r\n");
   const std::size_t body = answer.find("\r\n\r\n");
   return body == std::string::npos ? std::string() : answer.substr(body + 4);
 }

@@ -95,9 +95,10 @@ ONLY_IN = (
     ("spdlog/", ("daemon/base",)),
     ("Eigen/", ("kernels/strategy",)),
     ("xxhash.h", ("daemon/cache",)),
+    ("zlib.h", ("daemon/http",)),
 )
 # Other people's headers that public headers may include, beside the standard library's: users must
 # not need more.
 PUBLIC_MAY_INCLUDE = ("absl/status/",)
 # What a quoted include may start with that is not in this tree.
-THIRD_PARTY = tuple(prefix for prefix, _ in ONLY_IN) + ("hiredis/", "fmt/", "civetweb")
+THIRD_PARTY = tuple(prefix for prefix, _ in ONLY_IN) + ("hiredis/", "fmt/")

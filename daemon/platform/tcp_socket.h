@@ -1,0 +1,24 @@
+// TCP sockets that listen and are accepted, without blocking.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "daemon/platform/fd.h"
+
+namespace tessera {
+
+// Listens on every address that `host` stands for and this machine has, all on one port; port 0
+// takes any free port. "::" includes IPv4. ALREADY_EXISTS if the port is in use, NOT_FOUND if the
+// name is unknown, else the system's error.
+absl::StatusOr<std::vector<Fd>> ListenTcp(const std::string& host, std::uint16_t port);
+
+// The local port of a socket; 0 if it has none.
+std::uint16_t LocalPort(int socket);
+
+// Accepts one connection; an invalid Fd and errno (EAGAIN: none is waiting) if that fails.
+Fd AcceptTcp(int listening);
+
+}  // namespace tessera
