@@ -26,6 +26,7 @@ int RunOffload(std::span<const std::string_view> args);
 int RunRestore(std::span<const std::string_view> args);
 int RunEvict(std::span<const std::string_view> args);
 int RunDrain(std::span<const std::string_view> args);
+int RunHealth(std::span<const std::string_view> args);
 int RunWorker(std::span<const std::string_view> args);
 // RunWorker on the given GPUs, for tests.
 int RunWorkerOn(const client::GpuPlatform& gpus, std::span<const std::string_view> args);

@@ -23,6 +23,7 @@ constexpr Command kCommands[] = {
     {"restore", "move an offloaded sequence back to the pool", RunRestore},
     {"evict", "free sequences or published prefixes", RunEvict},
     {"drain", "refuse new sessions, and exit when the current ones end", RunDrain},
+    {"health", "exit with 0 if a daemon is healthy, for probes", RunHealth},
     {"worker", "run a synthetic worker that checks every result", RunWorker},
     {"generate", "continue a text with a model", RunGenerate},
     {"eval", "measure how policies change a toy model's answers", RunEval},

@@ -112,6 +112,7 @@ absl::Status Server::StartGrpc() {
   worker_service_ = std::make_unique<WorkerService>(
       AttachContext{&services_, &connections_, descriptor_socket, RunOnThread});
   admin_service_ = std::make_unique<AdminService>(services_, connections_, drain_request_);
+  health_service_ = std::make_unique<HealthService>(services_);
 
   grpc::EnableDefaultHealthCheckService(true);
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
@@ -138,6 +139,7 @@ absl::Status Server::StartGrpc() {
   builder.SetResourceQuota(quota);
   builder.RegisterService(worker_service_.get());
   builder.RegisterService(admin_service_.get());
+  builder.RegisterService(health_service_.get());
   grpc_ = builder.BuildAndStart();
   for (std::size_t i = 0; i < options_.tcp_endpoints.size(); ++i) {
     if (tcp_ports_[i] == 0) {

@@ -24,6 +24,7 @@
 #include "daemon/serving/call/services.h"
 #include "daemon/serving/rpc/admin_service.h"
 #include "daemon/serving/rpc/describe.h"
+#include "daemon/serving/rpc/health_service.h"
 #include "daemon/serving/rpc/worker_service.h"
 #include "daemon/serving/tls.h"
 
@@ -100,6 +101,7 @@ class Server {
   std::function<void(std::uint64_t)> drain_request_;
   std::unique_ptr<WorkerService> worker_service_;
   std::unique_ptr<AdminService> admin_service_;
+  std::unique_ptr<HealthService> health_service_;
   std::unique_ptr<grpc::Server> grpc_;
   // Accept connections for gRPC, until it shuts down.
   std::vector<std::unique_ptr<UnixAcceptor>> acceptors_;

@@ -1,4 +1,5 @@
-// The pages of the HTTP address of a real daemon: metrics, health, readiness, version, index.
+// The pages of the HTTP address of a real daemon: metrics, health, readiness, version, index. And
+// `tessera health`, which gives the same answers without one.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -10,7 +11,7 @@
 #include <memory>
 #include <regex>
 #include <string>
-#include <vector>
+#include <utility>
 
 #include "tests/fakes/daemon/daemon_process.h"
 #include "tests/fakes/daemon/http_get.h"
@@ -26,6 +27,18 @@ using testing::ContainsRegex;
 using testing::EndsWith;
 using testing::HasSubstr;
 using testing::StartsWith;
+
+// Exit code and output of a command.
+std::pair<int, std::string> Shell(const std::string& command) {
+  std::FILE* const pipe = ::popen((command + " 2>&1").c_str(), "r");
+  std::string output;
+  char buffer[4096];
+  for (std::size_t n; (n = std::fread(buffer, 1, sizeof buffer, pipe)) > 0;) {
+    output.append(buffer, n);
+  }
+  const int status = ::pclose(pipe);
+  return {WEXITSTATUS(status), output};
+}
 
 class Pages : public testing::Test {
  protected:
@@ -95,15 +108,8 @@ TEST_F(Pages, StayUntilTheEndOfADrain) {
 // What an operator's tools get.
 TEST_F(Pages, ByCurl) {
   const auto curl = [this](const std::string& flags, const std::string& path) {
-    const std::string command = "curl -sS --max-time 20 --noproxy '*' " + flags +
-                                " http://127.0.0.1:" + std::to_string(port_) + path + " 2>&1";
-    std::string output;
-    std::FILE* const pipe = ::popen(command.c_str(), "r");
-    char buffer[4096];
-    for (std::size_t n; (n = std::fread(buffer, 1, sizeof buffer, pipe)) > 0;) {
-      output.append(buffer, n);
-    }
-    return std::pair(WEXITSTATUS(::pclose(pipe)), output);
+    return Shell("curl -sS --max-time 20 --noproxy '*' " + flags +
+                 " http://127.0.0.1:" + std::to_string(port_) + path);
   };
   if (std::system("curl --version > /dev/null 2>&1") != 0) GTEST_SKIP() << "needs curl";
   EXPECT_EQ(curl("--fail", "/readyz"), std::pair(0, std::string("ready\n")));
@@ -115,6 +121,33 @@ TEST_F(Pages, ByCurl) {
   // Two pages on one command line: the second needs a new connection.
   const std::string second = "http://127.0.0.1:" + std::to_string(port_) + "/healthz";
   EXPECT_EQ(curl(second, "/healthz"), std::pair(0, std::string("ok\nok\n")));
+}
+
+using Health = Pages;
+
+TEST_F(Health, IsAnExitCode) {
+  const auto health = [this](const std::string& flags) {
+    return Shell(std::string(TESSERA_BINARY) + " health --address=" + daemon_->address() + flags);
+  };
+  EXPECT_EQ(health(""), std::pair(0, std::string("ok\n")));
+  EXPECT_EQ(health(" --ready"), std::pair(0, std::string("ready\n")));
+  EXPECT_EQ(health(" --alive").first, 2);
+  RawWorker worker(daemon_->Connect());
+  ASSERT_TRUE(worker.Attach().ok());
+  daemon_->Kill(SIGTERM);
+  EXPECT_TRUE(Becomes("/readyz", "503"));
+  EXPECT_EQ(health("").first, 0);
+  const auto draining = health(" --ready");
+  EXPECT_EQ(draining.first, 1);
+  EXPECT_THAT(draining.second, HasSubstr("not ready: the daemon is draining"));
+  // A stopped process accepts connections and answers nothing.
+  daemon_->Kill(SIGSTOP);
+  const auto stopped = health(" --timeout-ms=300");
+  EXPECT_EQ(stopped.first, 1);
+  EXPECT_THAT(stopped.second, HasSubstr("unhealthy: no answer from " + daemon_->address()));
+  daemon_->Kill(SIGKILL);
+  daemon_->WaitForExit(20);
+  EXPECT_EQ(health("").first, 1);
 }
 
 }  // namespace

@@ -1,0 +1,28 @@
+// HealthService answers probes (proto/tessera/v1/health.proto).
+#pragma once
+
+#include "daemon/base/strings.h"
+#include "daemon/serving/call/readiness.h"
+#include "daemon/serving/call/services.h"
+#include "tessera/v1/health.grpc.pb.h"
+
+namespace tessera::serving {
+
+// Owned by the Server. Thread-safe.
+class HealthService final : public v1::TesseraHealth::Service {
+ public:
+  explicit HealthService(const Services& services) : services_(services) {}
+
+  grpc::Status Check(grpc::ServerContext*, const v1::HealthRequest*,
+                     v1::HealthResponse* response) override {
+    response->set_hung(services_.heartbeats->Hung(services_.clock->Now()).value_or(""));
+    const absl::Status ready = Readiness(services_);
+    if (!ready.ok()) response->set_not_ready(std::string(AsStringView(ready.message())));
+    return grpc::Status::OK;
+  }
+
+ private:
+  const Services& services_;
+};
+
+}  // namespace tessera::serving
