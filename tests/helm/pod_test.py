@@ -104,6 +104,9 @@ class Pods(unittest.TestCase):
     def test_with_metrics(self):
         self.live({}, {})
 
+    def test_without_metrics(self):
+        self.live({"metrics": {"enabled": False}}, {})
+
     def test_with_tls_and_tokens(self):
         certificate = certificates.make(self.folder)
         self.live({"tenants": TENANTS, "tcp": {"enabled": True, "tls": {"secretName": "tls"}}},
