@@ -1,9 +1,11 @@
 """Every values file renders to objects that Kubernetes accepts."""
 
 import functools
+import pathlib
 import re
 import subprocess
 import sys
+import tempfile
 import unittest
 
 import chart
@@ -57,6 +59,14 @@ class Files(unittest.TestCase):
                                   f"--values={chart.VALUES / name}.yaml")
                 self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
                 self.assertNotIn("WARNING", done.stdout)
+
+    def test_a_package_renders_the_same(self):
+        with tempfile.TemporaryDirectory() as folder:
+            done = chart.helm("package", chart.CHART, f"--destination={folder}")
+            self.assertEqual(done.returncode, 0, done.stderr)
+            package = next(pathlib.Path(folder).glob("tessera-*.tgz"))
+            self.assertEqual(chart.Rendered("everything", chart=package).text,
+                             chart.rendered("everything").text)
 
     def test_there_are_eight_values_files(self):
         self.assertEqual(len(chart.values_files()), 8)
