@@ -97,6 +97,10 @@ void Server::Accept(int listening) {
 }
 
 Fd Server::AcceptWithoutDescriptors(int listening) {
+  if (!IsAwaited(listening)) {
+    errno = EAGAIN;  // nobody is worth a connection
+    return Fd();
+  }
   reserve_.Close();
   Fd socket = AcceptTcp(listening);
   while (!socket.valid() && IsShortage(errno) && DropOne(/*any=*/false)) {

@@ -3,6 +3,7 @@
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <poll.h>
 #include <sys/socket.h>
 
 #include <cerrno>
@@ -101,6 +102,11 @@ std::uint16_t LocalPort(int socket) {
   }
   if (address.ss_family != AF_INET) return 0;
   return ntohs(reinterpret_cast<const sockaddr_in&>(address).sin_port);
+}
+
+bool IsAwaited(int listening) {
+  pollfd poll = {listening, POLLIN, 0};
+  return ::poll(&poll, 1, 0) == 1 && (poll.revents & POLLIN) != 0;
 }
 
 Fd AcceptTcp(int listening) {

@@ -18,6 +18,9 @@ absl::StatusOr<std::vector<Fd>> ListenTcp(const std::string& host, std::uint16_t
 // The local port of a socket; 0 if it has none.
 std::uint16_t LocalPort(int socket);
 
+// Whether a connection waits to be accepted. Without free descriptors, accepting cannot tell.
+bool IsAwaited(int listening);
+
 // Accepts one connection; an invalid Fd and errno (EAGAIN: none is waiting) if that fails.
 Fd AcceptTcp(int listening);
 
