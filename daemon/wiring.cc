@@ -10,6 +10,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <sstream>
 #include <string_view>
 #include <thread>
 #include <utility>
@@ -202,7 +203,10 @@ constexpr int kFailed = 1;
 constexpr int kBadConfiguration = 2;  // a further start cannot succeed without a change
 
 int Fail(const absl::Status& status, int code = kFailed) {
-  std::fprintf(stderr, "tesserad: %s\n", std::string(AsStringView(status.message())).c_str());
+  std::istringstream lines{std::string(AsStringView(status.message()))};
+  for (std::string line; std::getline(lines, line);) {
+    std::fprintf(stderr, "tesserad: %s\n", line.c_str());
+  }
   return code;
 }
 

@@ -5,6 +5,7 @@
 #include <limits>
 #include <memory>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "daemon/base/strings.h"
@@ -72,6 +73,14 @@ struct File {
     if (located == status) return status;
     return absl::Status(status.code(), Concat(path, ":", located.message()));
   }
+  // One error with one line for each problem.
+  absl::Status LocateAll(const std::vector<absl::Status>& problems) const {
+    std::string lines;
+    for (const absl::Status& problem : problems) {
+      Append(lines, lines.empty() ? "" : "\n", Locate(problem).message());
+    }
+    return absl::InvalidArgumentError(lines);
+  }
 };
 
 absl::StatusOr<File> ReadConfigFile(const std::string& path) {
@@ -115,7 +124,10 @@ absl::StatusOr<Invocation> ResolveConfig(const Flags& flags, const File& file,
   if (absl::Status status = ResolveDefaults(*memory, invocation.config); !status.ok()) {
     return status;
   }
-  if (absl::Status status = Validate(invocation.config, *memory); !status.ok()) return status;
+  const std::vector<absl::Status> problems = FindProblems(invocation.config, *memory);
+  if (!problems.empty()) {
+    return flags.action == Flags::Action::kCheckConfig ? file.LocateAll(problems) : problems[0];
+  }
   if (derived && memory->bytes != kUnknownMemory) {
     invocation.notes.push_back(Concat("pool ", FormatBytes(invocation.config.pool_bytes),
                                       ": half of ", FormatBytes(memory->bytes), " according to ",

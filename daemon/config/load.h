@@ -36,8 +36,8 @@ using MemoryOf = std::function<absl::StatusOr<DeviceMemory>(const DeviceChoice& 
 absl::StatusOr<DeviceMemory> HostMemoryOf(const DeviceChoice& choice);
 
 // `args` excludes the program's name. Errors name the flag, file or field, the value and the limit.
-// With --check-config a device that cannot be opened here is a note: the configuration may be meant
-// for another machine.
+// With --check-config, the error has a line for each value beyond its limits, and a device that
+// cannot be opened here is a note: the configuration may be meant for another machine.
 absl::StatusOr<Invocation> LoadConfig(std::span<const std::string_view> args,
                                       const MemoryOf& memory_of = HostMemoryOf);
 

@@ -1,7 +1,6 @@
 #include "daemon/config/validate.h"
 
 #include <bit>
-#include <initializer_list>
 #include <set>
 #include <string_view>
 
@@ -34,14 +33,6 @@ absl::Status CheckExtent(std::string_view field, std::uint64_t value, Range rang
   absl::Status status = CheckRange(field, value, range);
   if (status.ok()) status = CheckMultiple(field, value, "", kExtentUnit);
   return status;
-}
-
-// The first status that is not OK.
-absl::Status First(std::initializer_list<absl::Status> statuses) {
-  for (const absl::Status& status : statuses) {
-    if (!status.ok()) return status;
-  }
-  return absl::OkStatus();
 }
 
 absl::Status CheckPool(const Config& config, const DeviceMemory& memory) {
@@ -186,11 +177,16 @@ absl::Status ResolveDefaults(const DeviceMemory& memory, Config& config) {
 }
 
 absl::Status Validate(const Config& config, const DeviceMemory& memory) {
+  const std::vector<absl::Status> problems = FindProblems(config, memory);
+  return problems.empty() ? absl::OkStatus() : problems.front();
+}
+
+std::vector<absl::Status> FindProblems(const Config& config, const DeviceMemory& memory) {
   const auto tiles = config.tail_ring_tiles;
   const auto milliseconds = [](std::chrono::milliseconds time) {
     return static_cast<std::uint64_t>(time.count());
   };
-  return First({
+  std::vector<absl::Status> problems = {
       CheckAddresses(config),
       CheckTls(config),
       CheckExtent("pool_extent_bytes", config.pool_extent_bytes, kPoolExtentBytes),
@@ -223,7 +219,9 @@ absl::Status Validate(const Config& config, const DeviceMemory& memory) {
       CheckRange("drain_limit_ms", milliseconds(config.drain_limit), kDrainLimitMs),
       config.pool_extent_bytes > 0 ? CheckPool(config, memory) : absl::OkStatus(),
       CheckTenants(config),
-  });
+  };
+  std::erase_if(problems, [](const absl::Status& status) { return status.ok(); });
+  return problems;
 }
 
 }  // namespace tessera::config

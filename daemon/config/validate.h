@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "daemon/config/config.h"
@@ -20,5 +21,7 @@ absl::Status ResolveDefaults(const DeviceMemory& memory, Config& config);
 
 // INVALID_ARGUMENT names the field, its value and the limit. Messages never contain a token.
 absl::Status Validate(const Config& config, const DeviceMemory& memory);
+// Everything that Validate could name, one problem each.
+std::vector<absl::Status> FindProblems(const Config& config, const DeviceMemory& memory);
 
 }  // namespace tessera::config

@@ -214,6 +214,19 @@ TEST_F(LoadConfigTest, CheckConfigAcceptsADeviceOfAnotherMachine) {
   EXPECT_FALSE(load({"--device=cuda:3", "--check-config", "--max-sessions=0"}).ok());
 }
 
+TEST_F(LoadConfigTest, CheckConfigNamesEveryProblem) {
+  const std::string json = "{\"max_sessions\": 0,\n\"pin_limit_ms\": 1, \"tail_ring_tiles\": 3}";
+  const std::string file = (directory_ / "config.json").string();
+  const auto checked = LoadJson(json, {"--check-config", "--compactor-threads=0"});
+  EXPECT_THAT(std::string(checked.status().message()),
+              AllOf(HasSubstr(Concat(file, ":2:39: tail_ring_tiles: 3 is not a power of two\n")),
+                    HasSubstr(Concat(file, ":1:18: max_sessions: 0 is not from 1 to 4096\n")),
+                    HasSubstr("\ncompactor_threads: 0 is not from 1 to 256\n"),
+                    HasSubstr(Concat(file, ":2:17: pin_limit_ms: 1 is not from 10"))));
+  // A start names the first.
+  EXPECT_THAT(std::string(LoadJson(json).status().message()), Not(HasSubstr("\n")));
+}
+
 TEST_F(LoadConfigTest, HelpAndVersionNeedNoValidConfiguration) {
   const auto version = Load({"--config=/nonexistent", "--version"});
   ASSERT_TRUE(version.ok()) << version.status();
