@@ -27,7 +27,7 @@ def size():
 def device():
     # cuda:all passes, and the templates refuse it with an explanation.
     uuid = "[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
-    return text(f"cpu|cuda:([0-9]{{1,3}}|all)|(GPU|MIG)-{uuid}")
+    return text(f"cpu|cuda:([0-9]{{1,3}}|all)|(GPU|MIG|CPU)-{uuid}")
 
 
 def quantity(empty=False):

@@ -90,8 +90,9 @@ def sections(config_values, config_type):
         ]),
         Section("The daemon", [
             Value("device", "cuda:0", t.device(),
-                  "Where KV is kept: `cpu`, `cuda:N`, or a GPU's UUID as nvidia-smi -L prints it. "
-                  "One daemon serves one device; for several GPUs use `instances`."),
+                  "Where KV is kept: `cpu`, `cuda:N`, or a UUID: a GPU's as nvidia-smi -L prints "
+                  "it, or CPU-... of your choice, to have several daemons in the memory of a node. "
+                  "One daemon serves one device; for several use `instances`."),
             Value("poolBytes", "8GiB", t.size(),
                   "Memory of the pool, on the device. A multiple of config.poolExtentBytes."),
             Value("hostTierBytes", "4GiB", t.size(),

@@ -130,7 +130,7 @@ class Workers(unittest.TestCase):
                          "worker")["args"]
         self.assertIn("--address=unix:/run/tessera/kv/", args)
         for text in rendered("two-gpus").configurations().values():
-            self.assertEqual(json.loads(text)["listen"], ["unix:/run/tessera/kv/{uuid}.sock"])
+            self.assertEqual(json.loads(text)["listen"][0], "unix:/run/tessera/kv/{uuid}.sock")
 
     def test_a_restricted_namespace_gets_a_claim_without_host_path(self):
         everything = rendered("everything")
@@ -185,7 +185,7 @@ class Gpus(unittest.TestCase):
     def test_a_runtime_class_shows_the_gpus(self):
         spec = rendered("default").daemons()[0]
         self.assertEqual(spec["runtimeClassName"], "nvidia")
-        self.assertEqual(container(spec)["env"], [
+        self.assertEqual(container(spec)["env"][1:], [
             {"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"},
             {"name": "NVIDIA_DRIVER_CAPABILITIES", "value": "compute,utility"}])
 
@@ -223,11 +223,15 @@ class Gpus(unittest.TestCase):
         self.assertEqual([one["key"] for one in spec["tolerations"]],
                          ["inference", "nvidia.com/gpu"])
 
-    def test_the_test_pods_first_gpu_is_the_daemons(self):
-        for name, device in (("gpu0", "0"), ("gpu1", "GPU-6a2f4a4e-9d6c-4b35-8f0e-0a1b2c3d4e5f")):
-            spec = rendered("everything").one("Pod", f"kv-{name}-test")["spec"]
-            self.assertIn({"name": "CUDA_VISIBLE_DEVICES", "value": device},
-                          container(spec, "worker")["env"])
+    def test_the_test_pod_finds_its_daemon(self):
+        uuid = "GPU-6a2f4a4e-9d6c-4b35-8f0e-0a1b2c3d4e5f"
+        for name, device, address in (("gpu0", "0", "unix:/run/kv/"),
+                                      ("gpu1", uuid, f"unix:/run/kv/{uuid}.sock"),
+                                      ("host", None, "unix:/run/kv/host.sock")):
+            part = container(rendered("everything").one("Pod", f"kv-{name}-test")["spec"], "worker")
+            self.assertIn(f"--address={address}", part["args"])
+            seen = {one["name"]: one.get("value") for one in part["env"]}
+            self.assertEqual(seen.get("CUDA_VISIBLE_DEVICES"), device)
 
 
 class Lifecycle(unittest.TestCase):
@@ -249,7 +253,19 @@ class Lifecycle(unittest.TestCase):
                              [{"path": "/healthz", "port": "metrics"}] * 2
                              + [{"path": "/readyz", "port": "metrics"}])
 
-    def test_probes_without_a_port_ask_a_socket_that_only_the_pod_has(self):
+    def test_the_pod_has_a_socket_of_its_own_for_commands(self):
+        for name in chart.values_files():
+            for spec, text in zip(rendered(name).daemons(),
+                                  rendered(name).configurations().values()):
+                part = container(spec)
+                address = next(one["value"] for one in part["env"]
+                               if one["name"] == "TESSERA_ADDRESS")
+                self.assertIn(address, json.loads(text)["listen"])
+                mount = next(one for one in part["volumeMounts"]
+                             if address.startswith(f"unix:{one['mountPath']}/"))
+                self.assertIn("emptyDir", volume(spec, mount["name"]))
+
+    def test_probes_without_a_port_ask_that_socket(self):
         spec = rendered("cpu").daemons()[0]
         part = container(spec)
         self.assertNotIn("ports", part)
@@ -259,7 +275,6 @@ class Lifecycle(unittest.TestCase):
         config = json.loads(rendered("cpu").configurations()["kv-tessera"])
         self.assertIn(address, config["listen"])
         self.assertEqual(config["metrics_address"], "")
-        self.assertIn("emptyDir", volume(spec, "probe"))
 
     def test_a_second_daemon_never_starts_beside_the_first(self):
         for name in chart.values_files():

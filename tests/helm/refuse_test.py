@@ -100,6 +100,8 @@ BY_TEMPLATE = {
     "directory of the system": ({"socketDirectory": {"path": "/run"}}, ["socketDirectory.path"]),
     "directory that leads elsewhere": (
         {"socketDirectory": {"path": "/run/../etc"}}, ["socketDirectory.path", ".."]),
+    "directory that workers cannot search": (
+        {"socketDirectory": {"mode": "0710"}}, ["socketDirectory.mode", "0750"]),
     "path that is too long": (
         {"socketDirectory": {"path": "/run/" + "x" * 70}}, ["socketDirectory.path", "104"]),
     "scraped twice": (

@@ -129,7 +129,8 @@ class Notes(unittest.TestCase):
     def test_they_name_the_next_commands_and_the_address(self):
         notes = self.notes("cpu")
         for words in ("rollout status daemonset/kv-tessera", "helm test kv -n inference",
-                      "tessera status --address=unix:/run/tessera/kv/tesserad.sock", "65532"):
+                      "tessera status --address=unix:/run/tessera-pod/tesserad.sock",
+                      "unix:/run/tessera/kv/tesserad.sock    (daemon, cpu)", "65532"):
             self.assertIn(words, notes)
         self.assertNotIn("gpu_memory_utilization", notes)
 

@@ -26,7 +26,7 @@
 {{- fail (printf "device %s is cuda:all: a daemon serves one device; list one instance for each GPU in instances, with device: cuda:0, cuda:1 and so on" $what) -}}
 {{- end -}}
 {{- $place := toJson (list .device .nodeSelector .affinity) -}}
-{{- if and .onGpu (has $place $places) -}}
+{{- if and .hasUuid (has $place $places) -}}
 {{- fail (printf "instances: device %s %s is taken by another instance on the same nodes" .device $what) -}}
 {{- end -}}
 {{- $places = append $places $place -}}
@@ -77,7 +77,11 @@
 {{- if contains "/../" (printf "%s/" $directory) -}}
 {{- fail (printf "socketDirectory.path is %s: it must not contain .." $directory) -}}
 {{- end -}}
+{{- $group := regexFind "[0-7]{2}$" .Values.socketDirectory.mode | substr 0 1 | int -}}
 {{- range (include "tessera.instances" . | fromJsonArray) -}}
+{{- if and .hasUuid (lt $group 5) -}}
+{{- fail (printf "socketDirectory.mode is %s: workers look for the socket of their device in the directory, so its group must be able to read and search it, as in 0750" $.Values.socketDirectory.mode) -}}
+{{- end -}}
 {{- $socket := index .listen 0 | trimPrefix "unix:" | replace "{uuid}" (repeat 40 "x") -}}
 {{- if gt (len $socket) 104 -}}
 {{- fail (printf "socketDirectory.path is %s: with the name of the socket that is %d bytes, the limit is 104; set a shorter path" $directory (len $socket)) -}}

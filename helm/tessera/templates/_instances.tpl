@@ -1,7 +1,8 @@
 {{/* The instances with everything that they inherit, as a JSON list. Each has:
-     name, component, index, fullname, device, onGpu, poolBytes, hostTierBytes,
+     name, component, index, fullname, device, hasUuid, onGpu, poolBytes, hostTierBytes,
      rawCopyBytes (numbers as text), config, nodeSelector, tolerations, affinity, metricsPort,
-     tcpPort, listen (list), address (for workers), graceSeconds, leastGraceSeconds, memoryBytes. */}}
+     tcpPort, listen (list), address (for workers), testAddress (of the socket itself, if its name is
+     known here), graceSeconds, leastGraceSeconds, memoryBytes. */}}
 {{- define "tessera.instances" -}}
 {{- $root := . -}}
 {{- $values := .Values -}}
@@ -9,8 +10,9 @@
 {{- $all := list -}}
 {{- range $index, $own := ($values.instances | default (list (dict "name" "daemon"))) -}}
 {{- $device := $own.device | default $values.device -}}
-{{- $onGpu := ne $device "cpu" -}}
-{{- $one := dict "name" $own.name "component" $own.name "index" $index "device" $device "onGpu" $onGpu -}}
+{{- $hasUuid := ne $device "cpu" -}}
+{{- $onGpu := and $hasUuid (not (hasPrefix "CPU-" $device)) -}}
+{{- $one := dict "name" $own.name "component" $own.name "index" $index "device" $device "hasUuid" $hasUuid "onGpu" $onGpu -}}
 {{- $_ := set $one "fullname" (include "tessera.fullname" $root) -}}
 {{- if $named -}}
 {{- $_ := set $one "fullname" (printf "%s-%s" $one.fullname $own.name) -}}
@@ -38,25 +40,28 @@
 {{- toJson $all -}}
 {{- end -}}
 
-{{/* Sets the sockets of an instance and the address for its workers. Workers of a GPU find the
-     socket of their GPU in the directory: a device plugin numbers GPUs anew in each container. */}}
+{{/* Sets the sockets of an instance and the address for its workers. Workers find the socket of their
+     GPU in the directory by its UUID: a device plugin numbers GPUs anew in each container. */}}
 {{- define "tessera.setAddresses" -}}
 {{- $directory := include "tessera.directory" .root -}}
-{{- $socket := ternary "{uuid}.sock" (printf "%s.sock" (ternary .one.name "tesserad" .named)) .one.onGpu -}}
-{{- $listen := list (printf "unix:%s/%s" $directory $socket) -}}
-{{- if not .root.Values.metrics.enabled -}}
-{{- $listen = append $listen (include "tessera.probeAddress" .root) -}}
-{{- end -}}
+{{- $socket := ternary "{uuid}.sock" (printf "%s.sock" (ternary .one.name "tesserad" .named)) .one.hasUuid -}}
+{{- $listen := list (printf "unix:%s/%s" $directory $socket) (include "tessera.podAddress" .root) -}}
 {{- if .root.Values.tcp.enabled -}}
 {{- $listen = append $listen (printf "%s:%d" .root.Values.bindAddress (int64 .one.tcpPort)) -}}
 {{- end -}}
 {{- $_ := set .one "listen" $listen -}}
-{{- $_ := set .one "address" (printf "unix:%s/%s" $directory (ternary "" $socket .one.onGpu)) -}}
+{{- $_ := set .one "address" (printf "unix:%s/%s" $directory (ternary "" $socket .one.hasUuid)) -}}
+{{- $_ := set .one "testAddress" .one.address -}}
+{{- $uuid := regexFind "-.+$" .one.device | lower -}}
+{{- if $uuid -}}
+{{- $_ := set .one "testAddress" (printf "unix:%s/%s%s.sock" $directory (substr 0 3 .one.device) $uuid) -}}
+{{- end -}}
 {{- end -}}
 
-{{/* A socket that only the daemon's own pod sees, for its probes without a metrics port. */}}
-{{- define "tessera.probeAddress" -}}
-unix:/run/tessera-probe/tesserad.sock
+{{/* A socket that only the daemon's own pod sees: for commands by `kubectl exec`, whatever the names
+     of the other sockets, and for probes without a metrics port. */}}
+{{- define "tessera.podAddress" -}}
+unix:/run/tessera-pod/tesserad.sock
 {{- end -}}
 
 {{/* Sets nodeSelector, tolerations and affinity of an instance, with those for GPU nodes. */}}

@@ -36,7 +36,7 @@ exec:
     {{- if .ready }}
     - --ready
     {{- end }}
-    - --address={{ include "tessera.probeAddress" .root }}
+    - --address={{ include "tessera.podAddress" .root }}
 {{- end }}
 timeoutSeconds: 3
 {{- end -}}
