@@ -1,6 +1,5 @@
 #include "client/bench/bench.h"
 
-#include <cstdio>
 #include <limits>
 #include <optional>
 #include <string>
@@ -12,6 +11,7 @@
 #include "client/bench/workload/decode_loop.h"
 #include "client/bench/workload/sharing_worker.h"
 #include "client/cli/command.h"
+#include "client/tools/output.h"
 #include "client/tools/run_command.h"
 #include "daemon/base/strings.h"
 
@@ -33,55 +33,14 @@ std::string List() {
   return out;
 }
 
-// Of the command without the name of a benchmark, and of its internal child processes.
-Flags GeneralFlags() {
-  return Flags(
-      Concat("Usage: tessera bench NAME [--quick] [--json] [--baseline=FILE] ...\n\n"
-             "Runs one benchmark. Ratios compare rows of one run; absolute times are valid\n"
-             "for this machine only. `tessera bench NAME --help` explains the rows of a\n"
-             "benchmark and its own flags.\n\n"
-             "Examples:\n"
-             "  tessera bench serve --quick\n"
-             "  tessera bench attend --json > before.json\n"
-             "  tessera bench attend --baseline=before.json\n\n"
-             "Benchmarks:\n",
-             List(), "\n", kExitStatus, "\nFlags:"),
-      {{"quick", "", "Finish within a minute on two cores.", ""},
-       {"json", "", "Print one JSON object instead of the table.", ""},
-       {"baseline", "FILE", "Compare with an earlier run: its --json output.", ""},
-       {"address", "ADDRESS", "Daemon of decode-loop and sharing-worker.", "", true},
-       {"steps", "N", "Steps of decode-loop.", "1000", true},
-       {"threads", "N", "", "0", true},
-       {"sequences", "N", "", "16", true},
-       {"tokens", "N", "", "", true},
-       {"layers", "N", "", "", true},
-       {"workers", "N", "", "1", true},
-       {"seed", "N", "", "1", true}});
+std::vector<Flags::Spec> CommonFlags() {
+  return {{"quick", "", "Finish within a minute on two cores.", ""},
+          {"json", "", "Print one JSON object instead of the table.", ""},
+          {"baseline", "FILE", "Compare with an earlier run: its --json output.", ""}};
 }
 
 bool Takes(const Benchmark& benchmark, std::string_view flag) {
   return Concat(" ", benchmark.flags, " ").find(Concat(" ", flag, " ")) != std::string::npos;
-}
-
-// Of one benchmark. Positional: its name.
-Flags FlagsOf(const Benchmark& benchmark) {
-  std::vector<Flags::Spec> specs = {
-      {"quick", "", "Finish within a minute on two cores.", ""},
-      {"json", "", "Print one JSON object instead of the table.", ""},
-      {"baseline", "FILE", "Compare with an earlier run: its --json output.", ""}};
-  for (Flags::Spec own : std::vector<Flags::Spec>{
-           {"threads", "N", "Kernel threads. 0: one per core.", "0"},
-           {"sequences", "N", "Sequences in the batch of each worker.", "16"},
-           {"tokens", "N", std::string(benchmark.tokens), ""},
-           {"layers", "N", std::string(benchmark.layers), ""},
-           {"workers", "N", "Workers, each a thread with its own session.", "1"},
-           {"seed", "N", "Seed of generated rows and prompts.", "1"}}) {
-    if (Takes(benchmark, own.name)) specs.push_back(std::move(own));
-  }
-  return Flags(Concat("Usage: tessera bench ", benchmark.name, " [FLAGS]\n\nMeasures: ",
-                      benchmark.what, ".\n\n", benchmark.about, "\nRows:\n", benchmark.rows,
-                      "\nExample:\n  ", benchmark.example, "\n\n", kExitStatus, "\nFlags:"),
-               std::move(specs));
 }
 
 absl::StatusOr<Options> OptionsOf(const Flags& flags) {
@@ -113,10 +72,6 @@ absl::StatusOr<Options> OptionsOf(const Flags& flags) {
 absl::Status RunOne(const Benchmark& benchmark, const Flags& flags) {
   const absl::StatusOr<Options> options = OptionsOf(flags);
   if (!options.ok()) return options.status();
-  if (flags.positional().size() != 1) {
-    return absl::InvalidArgumentError(
-        Concat("unexpected argument \"", flags.positional()[1], "\"; run one benchmark at a time"));
-  }
   std::optional<EarlierRun> earlier;
   if (flags.Has("baseline")) {
     absl::StatusOr<EarlierRun> read = ReadEarlierRun(flags.Get("baseline"), benchmark.name);
@@ -129,17 +84,13 @@ absl::Status RunOne(const Benchmark& benchmark, const Flags& flags) {
   if (!report.ok()) return report.status();
   report->load_average = load_average;
   report->earlier = std::move(earlier);
-  std::fputs((flags.Has("json") ? report->Json() : report->Text()).c_str(), stdout);
-  return absl::OkStatus();
+  return Print(flags.Has("json") ? report->Json() : report->Text());
 }
 
 // Anything but a benchmark.
 absl::Status RunInternal(const Flags& flags) {
   const absl::StatusOr<Options> options = OptionsOf(flags);
   if (!options.ok()) return options.status();
-  if (flags.positional().size() != 1) {
-    return absl::InvalidArgumentError(Concat("expected the name of one benchmark:\n", List()));
-  }
   const std::string& name = flags.positional()[0];
   // The child process whose system calls `overhead` counts.
   if (name == "decode-loop") {
@@ -152,24 +103,69 @@ absl::Status RunInternal(const Flags& flags) {
                                                    .tokens = options->tokens.value_or(0)});
   }
   return absl::InvalidArgumentError(
-      Concat("unknown benchmark \"", name, "\"; expected one of:\n", List()));
+      Concat("unknown benchmark ", Quoted(name), "; expected one of:\n", List()));
 }
 
 }  // namespace
 }  // namespace bench
 
+// Of the command without the name of a benchmark, and of its internal child processes.
+CommandSpec BenchSpec() {
+  CommandSpec spec = {
+      .name = "bench",
+      .summary = "run a benchmark; 'tessera bench --help' lists them",
+      .description = Concat(
+          "Runs one benchmark. Ratios compare rows of one run; absolute times are valid for this\n"
+          "machine only. 'tessera bench NAME --help' explains the rows of a benchmark and its own\n"
+          "flags.\n\n"
+          "Benchmarks:\n",
+          bench::List()),
+      .arguments = {{.name = "NAME", .hint = "'tessera bench --help' lists the benchmarks"}},
+      .examples = {"tessera bench serve --quick", "tessera bench attend --json > before.json",
+                   "tessera bench attend --baseline=before.json"},
+      .flags = bench::CommonFlags(),
+      .connects = Connects::kNowhere,
+      .closing = bench::kExitStatus};
+  for (const auto& [name, fallback] :
+       {std::pair("address", ""), std::pair("steps", "1000"), std::pair("threads", "0"),
+        std::pair("sequences", "16"), std::pair("tokens", ""), std::pair("layers", ""),
+        std::pair("workers", "1"), std::pair("seed", "1")}) {
+    spec.flags.push_back({name, "VALUE", "", fallback, FlagKind::kInternal});
+  }
+  return spec;
+}
+
+CommandSpec BenchSpecOf(const bench::Benchmark& benchmark) {
+  CommandSpec spec = {.name = "bench",
+                      .summary = std::string(benchmark.what),
+                      .description = Concat("Measures: ", benchmark.what, ".\n\n", benchmark.about,
+                                            "\nRows:\n", benchmark.rows),
+                      .arguments = {{.name = std::string(benchmark.name), .hint = ""}},
+                      .examples = {std::string(benchmark.example)},
+                      .flags = bench::CommonFlags(),
+                      .connects = Connects::kNowhere,
+                      .closing = bench::kExitStatus};
+  for (Flags::Spec own : std::vector<Flags::Spec>{
+           {"threads", "N", "Kernel threads. 0: one per core.", "0"},
+           {"sequences", "N", "Sequences in the batch of each worker.", "16"},
+           {"tokens", "N", std::string(benchmark.tokens), ""},
+           {"layers", "N", std::string(benchmark.layers), ""},
+           {"workers", "N", "Workers, each a thread with its own session.", "1"},
+           {"seed", "N", "Seed of generated rows and prompts.", "1"}}) {
+    if (bench::Takes(benchmark, own.name)) spec.flags.push_back(std::move(own));
+  }
+  return spec;
+}
+
 int RunBench(std::span<const std::string_view> args) {
   // Find the benchmark among the arguments; flags may come before its name.
-  Flags general = bench::GeneralFlags();
+  Flags general(AllFlags(BenchSpec()));
   static_cast<void>(general.Parse(args));  // errors are reported below
   const bench::Benchmark* const benchmark =
       general.positional().empty() ? nullptr : bench::FindBenchmark(general.positional()[0]);
-  if (benchmark != nullptr) {
-    return RunWithArguments(bench::FlagsOf(*benchmark), args, [benchmark](const Flags& flags) {
-      return bench::RunOne(*benchmark, flags);
-    });
-  }
-  return RunWithArguments(bench::GeneralFlags(), args, bench::RunInternal);
+  if (benchmark == nullptr) return RunCommand(BenchSpec(), args, bench::RunInternal);
+  return RunCommand(BenchSpecOf(*benchmark), args,
+                    [benchmark](const Flags& flags) { return bench::RunOne(*benchmark, flags); });
 }
 
 }  // namespace tessera::cli

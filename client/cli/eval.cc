@@ -31,6 +31,7 @@
 #include "client/eval/unit_process.h"
 #include "client/tools/connection.h"
 #include "client/tools/local_daemon.h"
+#include "client/tools/output.h"
 #include "client/tools/report.h"
 #include "client/tools/run_command.h"
 #include "client/tools/table.h"
@@ -386,7 +387,7 @@ absl::Status Evaluate(const Flags& flags, std::span<const std::string_view> args
         bench::LocalDaemon::Start({Concat("--compactor-threads=", cores + 1)});
     if (!daemon.ok()) return daemon.status();
     own = *std::move(daemon);
-    door = {.address = own->address(), .tls = std::nullopt};
+    door = {.address = own->address(), .tls = std::nullopt, .token = ""};
   }
   const std::string model = flags.Has("model") ? flags.Get("model") : bench::RecallFolder();
   const absl::StatusOr<std::unique_ptr<Evaluation>> evaluation =
@@ -413,9 +414,8 @@ absl::Status Evaluate(const Flags& flags, std::span<const std::string_view> args
                                      flags.Get("state"), ": run the same command to resume"));
   }
   if (!status.ok()) return status;
-  std::fputs((flags.Has("json") ? Json(results) : Text(results, dense_bytes, *examples)).c_str(),
-             stdout);
-  if (!flags.Has("report")) return absl::OkStatus();
+  status = Print(flags.Has("json") ? Json(results) : Text(results, dense_bytes, *examples));
+  if (!status.ok() || !flags.Has("report")) return status;
   status = WriteFile(CsvBeside(flags.Get("report")), CsvOf(results, dense_bytes));
   if (!status.ok()) return status;
   return WriteFile(flags.Get("report"), ReportPage(results, {.machine = bench::Machine(),
@@ -428,43 +428,47 @@ absl::Status Evaluate(const Flags& flags, std::span<const std::string_view> args
 
 }  // namespace
 
-int RunEval(std::span<const std::string_view> args) {
-  return RunWithArguments(
-      Flags(
-          "Usage: tessera eval [POLICY...] [--quick] [--json] [--report=FILE] [--state=FILE]\n\n"
+CommandSpec EvalSpec() {
+  return {
+      .name = "eval",
+      .summary = "measure how policies change a toy model's answers",
+      .description =
           "Asks the recall model about needles in generated text, with its KV cache compressed by\n"
           "each policy. The recall model is a toy: 3.5 million weights, 4 layers, a vocabulary of\n"
           "768 words, trained by this project for exactly these tasks; its figures rank policies\n"
           "and prove nothing about language models.\n\n"
           "In a POLICY, {} is replaced by each of --budgets, {tokens} by that share of the text's\n"
-          "tokens, {tokens/2} by half of it. Without POLICY, ten default policies are compared.\n\n"
-          "Examples:\n"
-          "  tessera eval --quick --report=eval.html\n"
-          "  tessera eval dense 'chunkkv:budget={}' --budgets=0.2,0.5 --question=blind",
-          WithConnectionOrLocalDaemon(
-              {{"model", "FOLDER", "Folder of the recall model. Unset: the source tree's.", ""},
-               {"tasks", "LIST", "Tasks, or all.", "niah_multikey,vt2,qa_place"},
-               {"lengths", "LIST", "Tokens per text. Default: 512,2048; with --quick: 1024.", ""},
-               {"depths", "LIST", "Positions of the needle in the text, from 0 to 1.", "0,0.5,1"},
-               {"budgets", "LIST", "Budgets that replace {}, above 0 and at most 1.",
-                "0.1,0.2,0.35,0.5"},
-               {"question", "LIST",
-                "blind: the question follows compression. seen: it is compressed with the text.",
-                "blind,seen"},
-               {"samples", "N", "Samples per task, length and depth. Default: 3; with --quick: 1.",
-                ""},
-               {"seed", "N", "Seed of the first sample.", "70000000"},
-               {"batch", "N", "Policies per decode step. 1: time the steps of each policy.", "16"},
-               {"workers", "N", "Worker processes. 0: one per core.", "0"},
-               {"quick", "", "Finish within a minute on two cores.", ""},
-               {"state", "FILE", "Save finished units. The same command resumes the run.", ""},
-               {"report", "FILE.html",
-                "Write an HTML page with charts, and FILE.csv with one row per policy and task.",
-                ""},
-               {"show", "N", "Print N samples with the answer under each policy.", "0"},
-               {"json", "", "Print the figures of every cell as JSON.", ""},
-               {"serve-units", "", "Run as a worker process.", "", true}})),
-      args, [args](const Flags& flags) { return Evaluate(flags, args); });
+          "tokens, {tokens/2} by half of it. Without POLICY, ten default policies are compared.\n",
+      .arguments = {{.name = "POLICY", .hint = "", .required = false, .repeats = true}},
+      .examples = {"tessera eval --quick --report=eval.html",
+                   "tessera eval dense 'chunkkv:budget={}' --budgets=0.2,0.5 --question=blind"},
+      .flags = {{"model", "FOLDER", "Folder of the recall model. Unset: the source tree's.", ""},
+                {"tasks", "LIST", "Tasks, or all.", "niah_multikey,vt2,qa_place"},
+                {"lengths", "LIST", "Tokens per text. Unset: 512,2048; with --quick: 1024.", ""},
+                {"depths", "LIST", "Positions of the needle in the text, from 0 to 1.", "0,0.5,1"},
+                {"budgets", "LIST", "Budgets that replace {}, above 0 and at most 1.",
+                 "0.1,0.2,0.35,0.5"},
+                {"question", "LIST",
+                 "blind: the question follows compression. seen: it is compressed with the text.",
+                 "blind,seen"},
+                {"samples", "N", "Samples per task, length and depth. Unset: 3; with --quick: 1.",
+                 ""},
+                {"seed", "N", "Seed of the first sample.", "70000000"},
+                {"batch", "N", "Policies per decode step. 1: time the steps of each policy.", "16"},
+                {"workers", "N", "Worker processes. 0: one per core.", "0"},
+                {"quick", "", "Finish within a minute on two cores.", ""},
+                {"state", "FILE", "Save finished units. The same command resumes the run.", ""},
+                {"report", "FILE.html",
+                 "Write an HTML page with charts, and FILE.csv with one row per policy and task.",
+                 ""},
+                {"show", "N", "Print N samples with the answer under each policy.", "0"},
+                {"json", "", "Print the figures of every cell as JSON.", ""},
+                {"serve-units", "", "Run as a worker process.", "", FlagKind::kInternal}},
+      .connects = Connects::kToOwnOrDaemon};
+}
+
+int RunEval(std::span<const std::string_view> args) {
+  return RunCommand(EvalSpec(), args, [args](const Flags& flags) { return Evaluate(flags, args); });
 }
 
 }  // namespace tessera::cli

@@ -4,6 +4,7 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <limits>
 #include <memory>
 #include <string>
@@ -14,6 +15,7 @@
 #include "client/model/shared_prompt.h"
 #include "client/tools/connection.h"
 #include "client/tools/local_daemon.h"
+#include "client/tools/output.h"
 #include "client/tools/run_command.h"
 #include "daemon/base/strings.h"
 
@@ -75,7 +77,10 @@ absl::StatusOr<std::vector<llm::TokenId>> GoOn(const llm::Model& model, const ll
                                                const Prompt& prompt,
                                                const llm::GenerateOptions& options) {
   absl::StatusOr<std::unique_ptr<client::Worker>> worker =
-      client::Worker::Attach({.address = door.address, .tls = door.tls, .worker_name = "generate"});
+      client::Worker::Attach({.address = door.address,
+                              .tls = door.tls,
+                              .tenant_token = door.token,
+                              .worker_name = "generate"});
   if (!worker.ok()) return worker.status();
   const absl::StatusOr<client::Model> registered =
       (*worker)->RegisterModel(llm::GeometryOf(model.config(), "generate", vocab.delimiters()));
@@ -90,11 +95,18 @@ absl::StatusOr<std::vector<llm::TokenId>> GoOn(const llm::Model& model, const ll
   return std::move((*answers)[0]);
 }
 
+// Names the flag, before a file in the folder cannot be read.
+absl::Status CheckModelFolder(const std::string& folder) {
+  if (folder.empty()) return absl::InvalidArgumentError("--model=FOLDER is required");
+  std::error_code error;
+  if (std::filesystem::is_directory(folder, error)) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      Concat("cannot open ", Quoted(folder),
+             " (--model): ", error ? error.message() : std::string("it is not a folder")));
+}
+
 absl::Status Generate(const Flags& flags) {
-  if (!flags.Has("model")) return absl::InvalidArgumentError("--model=FOLDER is required");
-  if (flags.positional().size() != 1) {
-    return absl::InvalidArgumentError("expected one TEXT; put it in quotes");
-  }
+  if (absl::Status status = CheckModelFolder(flags.Get("model")); !status.ok()) return status;
   const absl::StatusOr<llm::GenerateOptions> options = OptionsOf(flags);
   if (!options.ok()) return options.status();
   const absl::StatusOr<llm::Vocab> vocab = llm::Vocab::Read(flags.Get("model") + "/vocab.json");
@@ -113,39 +125,43 @@ absl::Status Generate(const Flags& flags) {
     absl::StatusOr<std::unique_ptr<bench::LocalDaemon>> daemon = bench::LocalDaemon::Start({});
     if (!daemon.ok()) return daemon.status();
     own = *std::move(daemon);
-    door = {.address = own->address(), .tls = std::nullopt};
+    door = {.address = own->address(), .tls = std::nullopt, .token = ""};
   }
   const absl::StatusOr<std::vector<llm::TokenId>> answer =
       GoOn(**model, *vocab, flags, door, prompt, *options);
   if (!answer.ok()) return answer.status();
-  std::printf("%s\n", vocab->Decode(*answer).c_str());
-  return absl::OkStatus();
+  return Print(vocab->Decode(*answer) + "\n");
 }
 
 }  // namespace
 
+CommandSpec GenerateSpec() {
+  return {
+      .name = "generate",
+      .summary = "continue a text with a model",
+      .description =
+          "Continues a text with a model whose KV cache is in the daemon. Every word of the\n"
+          "text must be in the model's vocabulary.\n",
+      .arguments = {{.name = "TEXT", .hint = "put it in quotes"}},
+      .examples = {"tessera generate --model=tests/golden/recall --policy=mosaickv \\\n"
+                   "      'what is the special number for lobster ? answer :'"},
+      .flags = {{"model", "FOLDER",
+                 "Folder with config.json, model.safetensors and vocab.json. Required.", ""},
+                {"policy", "POLICY", "Policy of the sequence.", "dense"},
+                {"share", "N",
+                 "Share the first N tokens (<bos> counts as one): match a published prefix, or "
+                 "publish it.",
+                 "0"},
+                {"tokens", "N", "Tokens to generate.", "16"},
+                {"temperature", "T", "Sampling temperature. 0: always the likeliest token.", "0"},
+                {"top-k", "N", "Sample among the N likeliest tokens. 0: among all.", "0"},
+                {"seed", "N", "Seed of the sampler.", "0"}},
+      .connects = Connects::kToOwnOrDaemon,
+      .attaches = true};
+}
+
 int RunGenerate(std::span<const std::string_view> args) {
-  return RunWithArguments(
-      Flags(
-          "Usage: tessera generate --model=FOLDER TEXT\n\n"
-          "Continues a text with a model whose KV cache is in the daemon. Every word of the text\n"
-          "must be in the model's vocabulary.\n\n"
-          "Example:\n"
-          "  tessera generate --model=tests/golden/recall --policy=mosaickv \\\n"
-          "    'what is the special number for lobster ? answer :'",
-          WithConnectionOrLocalDaemon(
-              {{"model", "FOLDER",
-                "Folder with config.json, model.safetensors and vocab.json. Required.", ""},
-               {"policy", "POLICY", "Policy of the sequence.", "dense"},
-               {"share", "N",
-                "Share the first N tokens (<bos> counts as one): match a published prefix, or "
-                "publish it.",
-                "0"},
-               {"tokens", "N", "Tokens to generate.", "16"},
-               {"temperature", "T", "Sampling temperature. 0: always the likeliest token.", "0"},
-               {"top-k", "N", "Sample among the N likeliest tokens. 0: among all.", "0"},
-               {"seed", "N", "Seed of the sampler.", "0"}})),
-      args, Generate);
+  return RunCommand(GenerateSpec(), args, Generate);
 }
 
 }  // namespace tessera::cli

@@ -4,13 +4,13 @@
 #include <grpcpp/client_context.h>
 
 #include <chrono>
-#include <cstdio>
 #include <memory>
 #include <string>
 
 #include "client/cli/command.h"
 #include "client/rpc/channel.h"
 #include "client/tools/connection.h"
+#include "client/tools/output.h"
 #include "client/tools/run_command.h"
 #include "daemon/base/strings.h"
 #include "tessera/v1/health.grpc.pb.h"
@@ -38,23 +38,25 @@ absl::Status Check(const Flags& flags) {
   if (flags.Has("ready") && !health.not_ready().empty()) {
     return absl::UnavailableError(Concat("not ready: ", health.not_ready()));
   }
-  std::puts(flags.Has("ready") ? "ready" : "ok");
-  return absl::OkStatus();
+  return Print(flags.Has("ready") ? "ready\n" : "ok\n");
 }
 
 }  // namespace
 
+CommandSpec HealthSpec() {
+  return {
+      .name = "health",
+      .summary = "exit with 0 if a daemon is healthy, for probes",
+      .description =
+          "Exits with 0 if the daemon's threads run, else with 1 and the reason. For probes on\n"
+          "nodes where the daemon serves no HTTP address.\n",
+      .examples = {"tessera health", "tessera health --ready --timeout-ms=1000"},
+      .flags = {{"ready", "", "Exit with 0 only if workers can attach, too.", ""},
+                {"timeout-ms", "MS", "Time to wait for the answer.", "2000"}}};
+}
+
 int RunHealth(std::span<const std::string_view> args) {
-  return RunWithFlags(
-      Flags("Usage: tessera health [--ready] [--address=ADDRESS]\n\n"
-            "Exits with 0 if the daemon's threads run, else with 1 and the reason. For probes on\n"
-            "nodes where the daemon serves no HTTP address.\n\n"
-            "Examples:\n"
-            "  tessera health\n"
-            "  tessera health --ready --timeout-ms=1000",
-            WithConnection({{"ready", "", "Exit with 0 only if workers can attach, too.", ""},
-                            {"timeout-ms", "MS", "Time to wait for the answer.", "2000"}})),
-      args, Check);
+  return RunCommand(HealthSpec(), args, Check);
 }
 
 }  // namespace tessera::cli

@@ -1,63 +1,46 @@
 // tessera: the command line for operators and engineers.
 
+#include <grpc/support/log.h>
+
 #include <cstdio>
+#include <string>
 #include <string_view>
 #include <vector>
 
 #include "client/cli/command.h"
+#include "client/cli/help.h"
+#include "client/tools/environment.h"
+#include "client/tools/output.h"
 #include "daemon/base/did_you_mean.h"
+#include "daemon/base/strings.h"
 #include "daemon/base/version.h"
 
 namespace tessera::cli {
 namespace {
 
-constexpr Command kCommands[] = {
-    {"status", "show the memory, tenants, sessions and sequences of a daemon", RunStatus},
-    {"top", "show the same live, with rates", RunTop},
-    {"describe", "show one sequence lane by lane", RunDescribe},
-    {"policies", "list policy terms and their options", RunPolicies},
-    {"policy", "change the policy of a sequence", RunPolicy},
-    {"compress", "compress what a sequence holds now, and wait", RunCompress},
-    {"prefixes", "list published prefixes", RunPrefixes},
-    {"offload", "move a sequence to the host tier", RunOffload},
-    {"restore", "move an offloaded sequence back to the pool", RunRestore},
-    {"evict", "free sequences or published prefixes", RunEvict},
-    {"drain", "refuse new sessions, and exit when the current ones end", RunDrain},
-    {"health", "exit with 0 if a daemon is healthy, for probes", RunHealth},
-    {"worker", "run a synthetic worker that checks every result", RunWorker},
-    {"generate", "continue a text with a model", RunGenerate},
-    {"eval", "measure how policies change a toy model's answers", RunEval},
-    {"bench", "run a benchmark; 'tessera bench --help' lists them", RunBench},
-};
-
-int Usage(std::FILE* out, int code) {
-  std::fprintf(out, "tessera %.*s\n\nUsage: tessera COMMAND [flags]\n\n",
-               static_cast<int>(Version().size()), Version().data());
-  for (const Command& command : kCommands) {
-    std::fprintf(out, "  %-8.*s  %.*s\n", static_cast<int>(command.name.size()),
-                 command.name.data(), static_cast<int>(command.summary.size()),
-                 command.summary.data());
-  }
-  std::fprintf(out, "\nRun 'tessera COMMAND --help' for the flags of a command.\n");
-  return code;
+// gRPC's own lines repeat what the command's error says. Its variable turns them on.
+void SilenceGrpc() {
+  if (!ReadEnvironment("GRPC_VERBOSITY").empty()) return;
+  gpr_set_log_function([](gpr_log_func_args*) {});
 }
 
 int Main(int argc, char** argv) {
+  GuardStandardFiles();
+  SilenceGrpc();
   const std::vector<std::string_view> args(argv + 1, argv + argc);
-  if (args.empty()) return Usage(stderr, 2);
-  if (args[0] == "--help" || args[0] == "-h" || args[0] == "help") return Usage(stdout, 0);
-  if (args[0] == "--version") {
-    std::printf("%.*s\n", static_cast<int>(Version().size()), Version().data());
-    return 0;
+  if (args.empty()) {
+    std::fputs(Overview().c_str(), stderr);
+    return 2;
   }
-  for (const Command& command : kCommands) {
-    if (command.name == args[0]) return command.run(std::span(args).subspan(1));
-  }
-  std::vector<std::string_view> names;
-  for (const Command& command : kCommands) names.push_back(command.name);
-  std::fprintf(stderr, "tessera: unknown command \"%.*s\"%s\n\n", static_cast<int>(args[0].size()),
-               args[0].data(), DidYouMean(args[0], names).c_str());
-  return Usage(stderr, 2);
+  const std::span<const std::string_view> rest = std::span(args).subspan(1);
+  if (args[0] == "--help" || args[0] == "-h") return RunHelp(rest);
+  if (args[0] == "--version") return Print(Concat("tessera ", Version(), "\n")).ok() ? 0 : 1;
+  if (const Command* const command = FindCommand(args[0])) return command->run(rest);
+  const std::vector<std::string> names = CommandNames();
+  const std::vector<std::string_view> words(names.begin(), names.end());
+  std::fprintf(stderr, "tessera: unknown command %s%s; 'tessera help' lists the commands\n",
+               Quoted(args[0]).c_str(), DidYouMean(args[0], words).c_str());
+  return 2;
 }
 
 }  // namespace

@@ -1,15 +1,16 @@
 // tessera prefixes: lists published prefixes.
 
-#include <google/protobuf/util/json_util.h>
-
-#include <cstdio>
 #include <string>
 
 #include "client/cli/command.h"
 #include "client/tools/admin.h"
 #include "client/tools/connection.h"
+#include "client/tools/message_json.h"
+#include "client/tools/output.h"
 #include "client/tools/run_command.h"
+#include "client/tools/short_id.h"
 #include "client/tools/table.h"
+#include "client/tools/terminal.h"
 #include "daemon/base/bytes.h"
 #include "daemon/base/strings.h"
 
@@ -26,21 +27,22 @@ std::string LeftOf(const v1::PrefixInfo& prefix) {
                  : 0);
 }
 
-std::string Render(const v1::ListPrefixesResponse& list) {
-  Table table({{"prefix"},
-               {"tenant", Align::kLeft},
-               {"model", Align::kLeft},
-               {"policy", Align::kLeft},
-               {"rank"},
-               {"tokens"},
-               {"tiles"},
-               {"shared"},
-               {"forks"},
-               {"age"},
-               {"idle"},
-               {"time left"}});
+std::string Render(const v1::ListPrefixesResponse& list, std::size_t columns) {
+  Table table({{.title = "prefix", .align = Align::kLeft},
+               {.title = "tenant", .align = Align::kLeft, .least = 7},
+               {.title = "model", .align = Align::kLeft, .leave_out = 3, .least = 8},
+               {.title = "policy", .align = Align::kLeft, .leave_out = 2, .least = 12},
+               {.title = "rank", .leave_out = 7},
+               {.title = "tokens"},
+               {.title = "tiles"},
+               {.title = "shared", .leave_out = 5},
+               {.title = "forks", .leave_out = 1},
+               {.title = "age", .leave_out = 6},
+               {.title = "idle", .leave_out = 4},
+               {.title = "time left"}});
   for (const v1::PrefixInfo& prefix : list.prefixes()) {
-    table.Add({Concat(prefix.prefix_id()), prefix.tenant(), prefix.model(), prefix.policy(),
+    table.Add({ShortId(kPrefixLetter, prefix.prefix_id()), prefix.tenant(), prefix.model(),
+               prefix.policy(),
                prefix.group_size() > 1 ? Concat(prefix.rank(), " of ", prefix.group_size()) : "-",
                Concat(prefix.tokens()), FormatBytes(prefix.tile_bytes()),
                FormatBytes(prefix.shared_tile_bytes()), Concat(prefix.references()),
@@ -48,7 +50,7 @@ std::string Render(const v1::ListPrefixesResponse& list) {
   }
   if (table.empty()) return "no prefixes\n";
   const auto shown = static_cast<std::uint64_t>(list.prefixes_size());
-  std::string text = table.Render();
+  std::string text = table.Render(0, columns);
   if (list.total() > shown) Append(text, "... and ", list.total() - shown, " more\n");
   return text;
 }
@@ -61,33 +63,26 @@ absl::Status Prefixes(const Flags& flags) {
   const absl::StatusOr<v1::ListPrefixesResponse> list =
       admin->Prefixes(static_cast<std::uint32_t>(*limit));
   if (!list.ok()) return list.status();
-  std::string text = Render(*list);
-  if (flags.Has("json")) {
-    text.clear();
-    google::protobuf::util::JsonPrintOptions options;
-    options.always_print_primitive_fields = true;
-    options.preserve_proto_field_names = true;
-    if (!google::protobuf::util::MessageToJsonString(*list, &text, options).ok()) {
-      return absl::InternalError("the response cannot be converted to JSON");
-    }
-    text += "\n";
-  }
-  std::fputs(text.c_str(), stdout);
-  return absl::OkStatus();
+  if (flags.Has("json")) return Print(JsonOf(*list) + "\n");
+  return Print(Render(*list, flags.Has("wide") ? 0 : OutputColumns()));
 }
 
 }  // namespace
 
+CommandSpec PrefixesSpec() {
+  return {.name = "prefixes",
+          .summary = "list published prefixes",
+          .description =
+              "Lists published prefixes, for each tenant the least recently used first.\n"
+              "'tessera evict PREFIX' frees one.\n",
+          .examples = {"tessera prefixes --limit=20"},
+          .flags = {{"limit", "N", "Prefixes to list of each tenant.", "1000"},
+                    {"wide", "", "Show all columns, whatever the width of the terminal.", ""},
+                    {"json", "", "Print one JSON object instead of a table.", ""}}};
+}
+
 int RunPrefixes(std::span<const std::string_view> args) {
-  return RunWithFlags(
-      Flags("Usage: tessera prefixes [--json] [--limit=N] [--address=ADDRESS]\n\n"
-            "Lists published prefixes, for each tenant the least recently used first.\n"
-            "'tessera evict PREFIX' frees one.\n\n"
-            "Example:\n"
-            "  tessera prefixes --limit=20",
-            WithConnection({{"json", "", "Print one JSON object instead of a table.", ""},
-                            {"limit", "N", "Prefixes to list of each tenant.", "1000"}})),
-      args, Prefixes);
+  return RunCommand(PrefixesSpec(), args, Prefixes);
 }
 
 }  // namespace tessera::cli

@@ -1,16 +1,18 @@
 // tessera describe, policy, compress, offload, restore: shows or changes one sequence.
 
-#include <google/protobuf/util/json_util.h>
-
-#include <cstdio>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "client/cli/command.h"
 #include "client/tools/admin.h"
 #include "client/tools/connection.h"
+#include "client/tools/message_json.h"
+#include "client/tools/output.h"
 #include "client/tools/run_command.h"
+#include "client/tools/short_id.h"
 #include "client/tools/table.h"
+#include "client/tools/terminal.h"
 #include "daemon/base/bytes.h"
 #include "daemon/base/strings.h"
 
@@ -18,16 +20,30 @@ namespace tessera::cli {
 
 namespace {
 
-absl::StatusOr<std::uint64_t> SequenceOf(const Flags& flags, std::size_t arguments) {
-  if (flags.positional().size() != arguments) {
-    return absl::InvalidArgumentError(Concat(
-        "expected ", arguments == 1 ? "a sequence id" : "a sequence id and a policy", ", got ",
-        flags.positional().size(), " arguments; 'tessera status' lists sequences"));
-  }
+// The sequence of the first argument, and the daemon that has it.
+struct Target {
+  Admin admin;
+  std::uint64_t id = 0;
+};
+
+absl::StatusOr<Target> TargetOf(const Flags& flags) {
   const std::string& text = flags.positional()[0];
-  if (const std::uint64_t id = WholeNumber(text).value_or(0); id != 0) return id;
-  return absl::InvalidArgumentError(
-      Concat("\"", text, "\" is not a sequence id; 'tessera status' lists them"));
+  const std::optional<std::uint64_t> id = ParseId(text, {&kSequenceLetter, 1});
+  if (!id.has_value()) {
+    return absl::InvalidArgumentError(
+        Concat(Quoted(text), " is not a sequence, as in s51; 'tessera status' lists them"));
+  }
+  absl::StatusOr<Admin> admin = Admin::At(ConnectionOf(flags));
+  if (!admin.ok()) return admin.status();
+  return Target{.admin = *std::move(admin), .id = *id};
+}
+
+// Says what to do about a sequence that does not exist.
+absl::Status Explained(const absl::Status& status, const Target& target) {
+  if (!absl::IsNotFound(status)) return status;
+  return absl::NotFoundError(Concat("no sequence ", ShortId(kSequenceLetter, target.id),
+                                    "; it may have been freed or evicted. 'tessera status' lists "
+                                    "the sequences"));
 }
 
 std::string FormOf(const v1::SegmentRun& run) {
@@ -67,11 +83,11 @@ std::string OutcomesOf(const Response& response) {
   return text;
 }
 
-std::string Render(const v1::DescribeResponse& sequence) {
-  std::string text =
-      Concat("sequence ", sequence.sequence_id(), "   policy ", sequence.policy(), "   tokens ",
-             sequence.tokens(), sequence.decoding() ? "   decoding" : "",
-             sequence.state() == v1::SEQUENCE_STATE_OFFLOADED ? "   offloaded" : "", "\n");
+std::string Render(const v1::DescribeResponse& sequence, std::size_t columns) {
+  std::string text = Concat(
+      "sequence ", ShortId(kSequenceLetter, sequence.sequence_id()), "   policy ",
+      sequence.policy(), "   tokens ", sequence.tokens(), sequence.decoding() ? "   decoding" : "",
+      sequence.state() == v1::SEQUENCE_STATE_OFFLOADED ? "   offloaded" : "", "\n");
   if (!sequence.failure().empty()) text += Concat("FAILED: ", sequence.failure(), "\n");
   if (sequence.bytes_kept() != 0) {
     text += Concat("kept: tokens ", Fixed(100 * sequence.tokens_kept(), 1), " %   elements ",
@@ -84,20 +100,28 @@ std::string Render(const v1::DescribeResponse& sequence) {
                  FormatBytes(sequence.table_bytes()), "   raw copies ",
                  FormatBytes(sequence.raw_copy_bytes()), "   offloaded ",
                  FormatBytes(sequence.offloaded_bytes()), "\n", OutcomesOf(sequence), "\n");
-  Table table({{"layer"},
-               {"head"},
-               {"format", Align::kLeft},
-               {"from"},
-               {"segments"},
-               {"entries"},
-               {"tokens"},
-               {"tokens %"},
-               {"elements %"},
-               {"bytes %"},
-               {"loss K"},
-               {"loss V"},
-               {"bytes"},
-               {"B/entry"}});
+  std::string head;
+  for (std::size_t at = 0; at < text.size();) {
+    const std::size_t end = text.find('\n', at);
+    for (const std::string& line : WrappedLines(text.substr(at, end - at), columns)) {
+      Append(head, line, "\n");
+    }
+    at = end + 1;
+  }
+  Table table({{.title = "layer"},
+               {.title = "head"},
+               {.title = "format", .align = Align::kLeft, .least = 16},
+               {.title = "from", .leave_out = 6},
+               {.title = "segments", .leave_out = 4},
+               {.title = "entries"},
+               {.title = "tokens", .leave_out = 5},
+               {.title = "tokens %", .leave_out = 3},
+               {.title = "elements %", .leave_out = 8},
+               {.title = "bytes %", .leave_out = 1},
+               {.title = "loss K"},
+               {.title = "loss V"},
+               {.title = "bytes"},
+               {.title = "B/entry", .leave_out = 7}});
   for (const v1::LaneDescription& lane : sequence.lane()) {
     // These shares describe the whole lane; they are printed in its first row only.
     std::vector<std::string> kept = {Fixed(100 * lane.tokens_kept(), 1),
@@ -118,141 +142,129 @@ std::string Render(const v1::DescribeResponse& sequence) {
     table.Add({Concat(lane.layer()), Concat(lane.kv_head()), "tail", Concat(lane.tokens()), "-",
                Concat(lane.tail_entries()), "-", "-", "-", "-", "-", "-", "-", "-"});
   }
-  return text + table.Render();
+  return head + table.Render(0, columns);
 }
 
 absl::Status Describe(const Flags& flags) {
-  const absl::StatusOr<std::uint64_t> id = SequenceOf(flags, 1);
-  if (!id.ok()) return id.status();
-  absl::StatusOr<Admin> admin = Admin::At(ConnectionOf(flags));
-  if (!admin.ok()) return admin.status();
-  const absl::StatusOr<v1::DescribeResponse> sequence = admin->Describe(*id);
-  if (!sequence.ok()) return sequence.status();
-  std::string text = Render(*sequence);
-  if (flags.Has("json")) {
-    text.clear();
-    google::protobuf::util::JsonPrintOptions options;
-    options.always_print_primitive_fields = true;
-    options.preserve_proto_field_names = true;
-    if (!google::protobuf::util::MessageToJsonString(*sequence, &text, options).ok()) {
-      return absl::InternalError("the response cannot be converted to JSON");
-    }
-    text += "\n";
-  }
-  std::fputs(text.c_str(), stdout);
-  return absl::OkStatus();
+  absl::StatusOr<Target> target = TargetOf(flags);
+  if (!target.ok()) return target.status();
+  const absl::StatusOr<v1::DescribeResponse> sequence = target->admin.Describe(target->id);
+  if (!sequence.ok()) return Explained(sequence.status(), *target);
+  if (flags.Has("json")) return Print(JsonOf(*sequence) + "\n");
+  return Print(Render(*sequence, flags.Has("wide") ? 0 : OutputColumns()));
 }
 
 absl::Status SetPolicy(const Flags& flags) {
-  const absl::StatusOr<std::uint64_t> id = SequenceOf(flags, 2);
-  if (!id.ok()) return id.status();
   const std::string& policy = flags.positional()[1];
   if (policy.empty()) {
     return absl::InvalidArgumentError("POLICY is empty; use 'dense' for no compression");
   }
-  absl::StatusOr<Admin> admin = Admin::At(ConnectionOf(flags));
-  if (!admin.ok()) return admin.status();
-  const absl::StatusOr<v1::SetPolicyResponse> outcome = admin->SetPolicy(*id, policy);
-  if (!outcome.ok()) return outcome.status();
-  std::printf("policy is now %s\n", outcome->policy().c_str());
-  return absl::OkStatus();
+  absl::StatusOr<Target> target = TargetOf(flags);
+  if (!target.ok()) return target.status();
+  const absl::StatusOr<v1::SetPolicyResponse> outcome = target->admin.SetPolicy(target->id, policy);
+  if (!outcome.ok()) return Explained(outcome.status(), *target);
+  return Print(Concat("policy is now ", outcome->policy(), "\n"));
 }
 
 absl::Status Compress(const Flags& flags) {
-  const absl::StatusOr<std::uint64_t> id = SequenceOf(flags, 1);
-  if (!id.ok()) return id.status();
-  absl::StatusOr<Admin> admin = Admin::At(ConnectionOf(flags));
-  if (!admin.ok()) return admin.status();
-  const absl::StatusOr<v1::CompressResponse> outcome = admin->Compress(*id);
-  if (!outcome.ok()) return outcome.status();
-  std::printf("tiles %s -> %s, rotations %s, entries dropped %llu\n",
-              FormatBytes(outcome->tile_bytes_before()).c_str(),
-              FormatBytes(outcome->tile_bytes_after()).c_str(),
-              FormatBytes(outcome->rotation_bytes()).c_str(),
-              static_cast<unsigned long long>(outcome->entries_dropped()));
-  std::fputs(OutcomesOf(*outcome).c_str(), stdout);
-  return absl::OkStatus();
+  absl::StatusOr<Target> target = TargetOf(flags);
+  if (!target.ok()) return target.status();
+  const absl::StatusOr<v1::CompressResponse> outcome = target->admin.Compress(target->id);
+  if (!outcome.ok()) return Explained(outcome.status(), *target);
+  return Print(Concat("tiles ", FormatBytes(outcome->tile_bytes_before()), " -> ",
+                      FormatBytes(outcome->tile_bytes_after()), ", rotations ",
+                      FormatBytes(outcome->rotation_bytes()), ", entries dropped ",
+                      outcome->entries_dropped(), "\n", OutcomesOf(*outcome)));
 }
 
 absl::Status Offload(const Flags& flags) {
-  const absl::StatusOr<std::uint64_t> id = SequenceOf(flags, 1);
-  if (!id.ok()) return id.status();
-  absl::StatusOr<Admin> admin = Admin::At(ConnectionOf(flags));
-  if (!admin.ok()) return admin.status();
-  const absl::StatusOr<v1::OffloadResponse> outcome = admin->Offload(*id);
-  if (!outcome.ok()) return outcome.status();
-  std::printf("%s moved out of the pool\n", FormatBytes(outcome->moved_bytes()).c_str());
-  return absl::OkStatus();
+  absl::StatusOr<Target> target = TargetOf(flags);
+  if (!target.ok()) return target.status();
+  const absl::StatusOr<v1::OffloadResponse> outcome = target->admin.Offload(target->id);
+  if (!outcome.ok()) return Explained(outcome.status(), *target);
+  return Print(FormatBytes(outcome->moved_bytes()) + " moved out of the pool\n");
 }
 
 absl::Status Restore(const Flags& flags) {
-  const absl::StatusOr<std::uint64_t> id = SequenceOf(flags, 1);
-  if (!id.ok()) return id.status();
-  absl::StatusOr<Admin> admin = Admin::At(ConnectionOf(flags));
-  if (!admin.ok()) return admin.status();
-  const absl::StatusOr<v1::RestoreResponse> outcome = admin->Restore(*id);
-  if (!outcome.ok()) return outcome.status();
-  std::printf("%llu tokens in the pool\n", static_cast<unsigned long long>(outcome->tokens()));
-  return absl::OkStatus();
+  absl::StatusOr<Target> target = TargetOf(flags);
+  if (!target.ok()) return target.status();
+  const absl::StatusOr<v1::RestoreResponse> outcome = target->admin.Restore(target->id);
+  if (!outcome.ok()) return Explained(outcome.status(), *target);
+  return Print(Concat(outcome->tokens(), " tokens in the pool\n"));
 }
+
+const Argument kSequence = {.name = "SEQUENCE", .hint = "'tessera status' lists sequences"};
 
 }  // namespace
 
-int RunOffload(std::span<const std::string_view> args) {
-  return RunWithArguments(
-      Flags("Usage: tessera offload SEQUENCE [--address=ADDRESS]\n\n"
-            "Moves the segments that only this sequence uses from the pool to the host tier.\n"
-            "The next operation that needs them restores them.\n\n"
-            "Example:\n"
-            "  tessera offload 4711",
-            WithConnection({})),
-      args, Offload);
+CommandSpec DescribeSpec() {
+  return {
+      .name = "describe",
+      .summary = "show one sequence lane by lane",
+      .description =
+          "Shows one sequence lane by lane: segment formats, loss of their strategies, bytes,\n"
+          "and what compression left dense, with the reason. On a terminal, the table fits its\n"
+          "width.\n",
+      .arguments = {kSequence},
+      .examples = {"tessera describe s51"},
+      .flags = {{"wide", "", "Show all columns, whatever the width of the terminal.", ""},
+                {"json", "", "Print one JSON object instead of tables.", ""}}};
 }
 
-int RunRestore(std::span<const std::string_view> args) {
-  return RunWithArguments(
-      Flags("Usage: tessera restore SEQUENCE [--address=ADDRESS]\n\n"
-            "Moves an offloaded sequence back to the pool ahead of its next use.\n\n"
-            "Example:\n"
-            "  tessera restore 4711",
-            WithConnection({})),
-      args, Restore);
+CommandSpec PolicySpec() {
+  return {
+      .name = "policy",
+      .summary = "change the policy of a sequence",
+      .description =
+          "Changes the policy of a sequence. Entries that are already compressed keep their\n"
+          "format. 'tessera policies' lists policy terms and their options.\n",
+      .arguments = {kSequence, {.name = "POLICY", .hint = "'tessera policies' lists policy terms"}},
+      .examples = {"tessera policy s51 mosaickv:keep=0.25"}};
+}
+
+CommandSpec CompressSpec() {
+  return {.name = "compress",
+          .summary = "compress what a sequence holds now, and wait",
+          .description =
+              "Compresses what a sequence holds now, under its policy, waits for the result, and\n"
+              "prints what was left dense, with the reason.\n",
+          .arguments = {kSequence},
+          .examples = {"tessera compress s51"}};
+}
+
+CommandSpec OffloadSpec() {
+  return {
+      .name = "offload",
+      .summary = "move a sequence to the host tier",
+      .description =
+          "Moves the segments that only this sequence uses from the pool to the host tier. The\n"
+          "next operation that needs them restores them.\n",
+      .arguments = {kSequence},
+      .examples = {"tessera offload s51"}};
+}
+
+CommandSpec RestoreSpec() {
+  return {.name = "restore",
+          .summary = "move an offloaded sequence back to the pool",
+          .description = "Moves an offloaded sequence back to the pool ahead of its next use.\n",
+          .arguments = {kSequence},
+          .examples = {"tessera restore s51"}};
 }
 
 int RunDescribe(std::span<const std::string_view> args) {
-  return RunWithArguments(
-      Flags(
-          "Usage: tessera describe SEQUENCE [--json] [--address=ADDRESS]\n\n"
-          "Shows one sequence lane by lane: segment formats, loss of their strategies, bytes, and\n"
-          "what compression left dense, with the reason.\n"
-          "\n"
-          "Example:\n"
-          "  tessera describe 4711",
-          WithConnection({{"json", "", "Print one JSON object instead of tables.", ""}})),
-      args, Describe);
+  return RunCommand(DescribeSpec(), args, Describe);
 }
-
 int RunPolicy(std::span<const std::string_view> args) {
-  return RunWithArguments(
-      Flags("Usage: tessera policy SEQUENCE POLICY [--address=ADDRESS]\n\n"
-            "Changes the policy of a sequence. Entries that are already compressed keep their\n"
-            "format. 'tessera policies' lists policy terms and their options.\n\n"
-            "Example:\n"
-            "  tessera policy 4711 mosaickv:keep=0.25",
-            WithConnection({})),
-      args, SetPolicy);
+  return RunCommand(PolicySpec(), args, SetPolicy);
 }
-
 int RunCompress(std::span<const std::string_view> args) {
-  return RunWithArguments(
-      Flags("Usage: tessera compress SEQUENCE [--address=ADDRESS]\n\n"
-            "Compresses what a sequence holds now, under its policy, waits for the result, and\n"
-            "prints what was left dense, with the reason.\n"
-            "\n"
-            "Example:\n"
-            "  tessera compress 4711",
-            WithConnection({})),
-      args, Compress);
+  return RunCommand(CompressSpec(), args, Compress);
+}
+int RunOffload(std::span<const std::string_view> args) {
+  return RunCommand(OffloadSpec(), args, Offload);
+}
+int RunRestore(std::span<const std::string_view> args) {
+  return RunCommand(RestoreSpec(), args, Restore);
 }
 
 }  // namespace tessera::cli

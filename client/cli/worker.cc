@@ -14,6 +14,7 @@
 #include "client/cli/command.h"
 #include "client/tools/admin.h"
 #include "client/tools/connection.h"
+#include "client/tools/output.h"
 #include "client/tools/report.h"
 #include "client/tools/run_command.h"
 #include "client/tools/table.h"
@@ -30,7 +31,6 @@ constexpr double kTolerance = 0.02;
 struct Plan {
   Door door;
   std::string name;
-  std::string token;
   bool mapped = true;
   std::uint64_t sequences = 0;
   std::uint64_t prompt = 0;
@@ -43,7 +43,6 @@ absl::StatusOr<Plan> ReadPlan(const Flags& flags) {
   Plan plan;
   plan.door = ConnectionOf(flags);
   plan.name = flags.Get("name");
-  plan.token = flags.Get("token");
   const std::string& transport = flags.Get("transport");
   if (transport != "mapped" && transport != "rpc") {
     return absl::InvalidArgumentError(
@@ -264,38 +263,40 @@ int RunWorker(std::span<const std::string_view> args) {
 }
 
 int RunWorkerOn(const client::GpuPlatform& gpus, std::span<const std::string_view> args) {
-  return RunWithFlags(
-      Flags("Usage: tessera worker [--address=ADDRESS] [flags]\n\n"
-            "Prefills, decodes and forks sequences of a synthetic model (4 layers, 8 query heads,\n"
-            "2 kv heads, head_dim 128, bf16) and checks the attention outputs.\n\n"
-            "Example:\n"
-            "  tessera worker --sequences=16 --steps=1000",
-            WithConnection({{"name", "NAME", "Worker name in 'tessera status'.", "demo"},
-                            {"token", "TOKEN", "Token of the tenant.", ""},
-                            {"transport", "mapped|rpc", "Mapped memory, or RPC only.", "mapped"},
-                            {"sequences", "N", "Sequences in the batch.", "4"},
-                            {"prompt", "N", "Tokens to prefill per sequence.", "512"},
-                            {"steps", "N", "Tokens to decode per sequence.", "128"},
-                            {"check-every", "N", "Steps between checks.", "16"},
-                            {"seed", "N", "Seed of the synthetic model.", "1"}})),
-      args, [&gpus](const Flags& flags) -> absl::Status {
-        absl::StatusOr<Plan> plan = ReadPlan(flags);
-        if (!plan.ok()) return plan.status();
-        absl::StatusOr<std::unique_ptr<client::Worker>> worker =
-            client::AttachWith({.address = plan->door.address,
-                                .tls = plan->door.tls,
-                                .tenant_token = plan->token,
-                                .worker_name = plan->name,
-                                .map_memory = plan->mapped},
-                               {.gpus = &gpus});
-        if (!worker.ok()) return worker.status();
-        Outcome outcome;
-        absl::Status status = SyntheticWorker(*plan, **worker).Run(outcome);
-        if (!status.ok()) return status;
-        std::fputs(Render(*plan, outcome, (*worker)->mapped(), (*worker)->daemon().device).c_str(),
-                   stdout);
-        return absl::OkStatus();
-      });
+  return RunCommand(WorkerSpec(), args, [&gpus](const Flags& flags) -> absl::Status {
+    absl::StatusOr<Plan> plan = ReadPlan(flags);
+    if (!plan.ok()) return plan.status();
+    absl::StatusOr<std::unique_ptr<client::Worker>> worker =
+        client::AttachWith({.address = plan->door.address,
+                            .tls = plan->door.tls,
+                            .tenant_token = plan->door.token,
+                            .worker_name = plan->name,
+                            .map_memory = plan->mapped},
+                           {.gpus = &gpus});
+    if (!worker.ok()) return worker.status();
+    Outcome outcome;
+    absl::Status status = SyntheticWorker(*plan, **worker).Run(outcome);
+    if (!status.ok()) return status;
+    return Print(Render(*plan, outcome, (*worker)->mapped(), (*worker)->daemon().device));
+  });
+}
+
+CommandSpec WorkerSpec() {
+  return {
+      .name = "worker",
+      .summary = "run a synthetic worker that checks every result",
+      .description =
+          "Prefills, decodes and forks sequences of a synthetic model (4 layers, 8 query heads,\n"
+          "2 kv heads, head_dim 128, bf16) and checks the attention outputs.\n",
+      .examples = {"tessera worker --sequences=16 --steps=1000"},
+      .flags = {{"name", "NAME", "Worker name in 'tessera status'.", "demo"},
+                {"transport", "mapped|rpc", "Mapped memory, or RPC only.", "mapped"},
+                {"sequences", "N", "Sequences in the batch.", "4"},
+                {"prompt", "N", "Tokens to prefill per sequence.", "512"},
+                {"steps", "N", "Tokens to decode per sequence.", "128"},
+                {"check-every", "N", "Steps between checks.", "16"},
+                {"seed", "N", "Seed of the synthetic model.", "1"}},
+      .attaches = true};
 }
 
 }  // namespace tessera::cli

@@ -3,6 +3,7 @@
 #include <grpcpp/create_channel.h>
 #include <grpcpp/security/credentials.h>
 
+#include <cctype>
 #include <fstream>
 #include <iterator>
 #include <string_view>
@@ -47,6 +48,38 @@ absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> Credentials(const TlsO
 }
 
 }  // namespace
+
+std::string TlsHint(const std::string& address, bool tls, std::string_view error) {
+  if (IsUnixAddress(address)) return "";
+  // OpenSSL writes "wrong version number", BoringSSL WRONG_VERSION_NUMBER.
+  std::string words;
+  for (const char c : error) {
+    words += c == '_' ? ' ' : static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  }
+  const auto has = [&words](std::string_view part) {
+    return words.find(part) != std::string::npos;
+  };
+  const bool closed = has("socket closed") || has("connection reset") || has("broken pipe");
+  if (!tls) {
+    // A server that speaks TLS closes the connection at the first byte that is not.
+    return closed ? "it may speak TLS: give --tls-ca=FILE (AttachOptions::tls)" : "";
+  }
+  if (has("wrong version number")) {
+    return "it does not speak TLS: leave out the --tls flags (AttachOptions::tls)";
+  }
+  if (has("certificate verify failed")) {
+    return "its certificate is expired, or not from an authority in --tls-ca "
+           "(TlsOptions::ca_file)";
+  }
+  if (has("is not in peer certificate") || has("hostname verification")) {
+    return "its certificate is for another name: give --tls-name=NAME (TlsOptions::server_name)";
+  }
+  if (has("certificate required") || closed) {
+    return "it may ask for a client certificate: give --tls-certificate and --tls-key "
+           "(TlsOptions::certificate_file, key_file)";
+  }
+  return "";
+}
 
 bool IsUnixAddress(const std::string& address) { return address.starts_with(kUnixScheme); }
 

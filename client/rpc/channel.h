@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "absl/status/statusor.h"
 #include "tessera/options.h"
@@ -18,6 +19,10 @@ namespace tessera::client {
 absl::StatusOr<std::shared_ptr<grpc::Channel>> OpenChannel(const std::string& address,
                                                            const std::optional<TlsOptions>& tls,
                                                            grpc::ChannelArguments arguments);
+
+// What to do about a connection that failed, if its error tells a wrong use of TLS; else "". `tls`:
+// the client used it. `error`: the message of gRPC.
+std::string TlsHint(const std::string& address, bool tls, std::string_view error);
 
 // Whether the address names a Unix socket.
 bool IsUnixAddress(const std::string& address);

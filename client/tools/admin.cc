@@ -12,63 +12,62 @@ namespace tessera::cli {
 
 namespace {
 
-constexpr std::chrono::seconds kPatience{5};
-
 // A daemon closes connections from users that its unix_peers do not list, without a message.
 std::string UnixPeerHint(const std::string& address) {
-  return address.starts_with("unix:") ? Concat(", and do its unix_peers admit user ", ::geteuid())
-                                      : "";
-}
-
-template <typename Response, typename Call>
-absl::StatusOr<Response> Run(const std::string& address, Call call,
-                             std::chrono::seconds patience = kPatience) {
-  grpc::ClientContext context;
-  if (patience.count() > 0) {
-    context.set_deadline(std::chrono::system_clock::now() + patience);
-  }
-  Response response;
-  const grpc::Status status = call(&context, &response);
-  if (status.ok()) return response;
-  if (status.error_code() == grpc::StatusCode::UNAVAILABLE) {
-    return absl::UnavailableError(Concat(
-        "no daemon answers at ", address, " (", status.error_message(), "). Is tesserad running",
-        UnixPeerHint(address), "? Use --address to name another daemon"));
-  }
-  return absl::Status(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
+  return client::IsUnixAddress(address) ? Concat(", and do its unix_peers admit user ", ::geteuid())
+                                        : "";
 }
 
 }  // namespace
 
-absl::StatusOr<Admin> Admin::At(const Door& door) {
+template <typename Response, typename Call>
+absl::StatusOr<Response> Admin::Run(Call call, Timeout timeout) const {
+  grpc::ClientContext context;
+  if (timeout == Timeout::kYes) {
+    context.set_deadline(std::chrono::system_clock::now() + patience_);
+  }
+  Response response;
+  const grpc::Status status = call(&context, &response);
+  if (status.ok()) return response;
+  const std::string& why = status.error_message();
+  if (status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED) {
+    return absl::DeadlineExceededError(Concat("the daemon at ", door_.address,
+                                              " did not answer within ", patience_.count(), " s"));
+  }
+  if (status.error_code() == grpc::StatusCode::UNAVAILABLE) {
+    const std::string hint = client::TlsHint(door_.address, door_.tls.has_value(), why);
+    if (!hint.empty()) {
+      return absl::UnavailableError(
+          Concat("no connection to the daemon at ", door_.address, ": ", hint));
+    }
+    return absl::UnavailableError(Concat("no daemon answers at ", door_.address, " (", why,
+                                         "). Is tesserad running", UnixPeerHint(door_.address),
+                                         "? Use --address to name another daemon"));
+  }
+  return absl::Status(static_cast<absl::StatusCode>(status.error_code()), why);
+}
+
+absl::StatusOr<Admin> Admin::At(const Door& door, std::chrono::seconds patience) {
   const absl::StatusOr<std::shared_ptr<grpc::Channel>> channel =
       client::OpenChannel(door.address, door.tls, grpc::ChannelArguments());
   if (!channel.ok()) return channel.status();
-  return Admin(door.address, *channel);
+  return Admin(door, patience, *channel);
 }
 
 absl::StatusOr<v1::StatsResponse> Admin::Stats() {
-  return Run<v1::StatsResponse>(address_, [&](auto* context, auto* response) {
-    return stub_->NodeStats(context, {}, response);
-  });
-}
-
-absl::StatusOr<v1::ListPoliciesResponse> Admin::Policies() {
-  return Run<v1::ListPoliciesResponse>(address_, [&](auto* context, auto* response) {
-    return stub_->ListPolicies(context, {}, response);
-  });
+  return Run<v1::StatsResponse>(
+      [&](auto* context, auto* response) { return stub_->NodeStats(context, {}, response); });
 }
 
 absl::StatusOr<v1::ListSessionsResponse> Admin::Sessions() {
-  return Run<v1::ListSessionsResponse>(address_, [&](auto* context, auto* response) {
-    return stub_->ListSessions(context, {}, response);
-  });
+  return Run<v1::ListSessionsResponse>(
+      [&](auto* context, auto* response) { return stub_->ListSessions(context, {}, response); });
 }
 
 absl::StatusOr<v1::ListSequencesResponse> Admin::Sequences(std::uint32_t limit) {
   v1::ListSequencesRequest request;
   request.set_limit(limit);
-  return Run<v1::ListSequencesResponse>(address_, [&](auto* context, auto* response) {
+  return Run<v1::ListSequencesResponse>([&](auto* context, auto* response) {
     return stub_->ListSequences(context, request, response);
   });
 }
@@ -76,7 +75,7 @@ absl::StatusOr<v1::ListSequencesResponse> Admin::Sequences(std::uint32_t limit) 
 absl::StatusOr<v1::ListPrefixesResponse> Admin::Prefixes(std::uint32_t limit) {
   v1::ListPrefixesRequest request;
   request.set_limit(limit);
-  return Run<v1::ListPrefixesResponse>(address_, [&](auto* context, auto* response) {
+  return Run<v1::ListPrefixesResponse>([&](auto* context, auto* response) {
     return stub_->ListPrefixes(context, request, response);
   });
 }
@@ -85,18 +84,16 @@ absl::StatusOr<v1::DescribeResponse> Admin::Describe(std::uint64_t sequence) {
   v1::DescribeRequest request;
   request.set_sequence_id(sequence);
   request.set_lanes(true);
-  return Run<v1::DescribeResponse>(address_, [&](auto* context, auto* response) {
-    return stub_->Describe(context, request, response);
-  });
+  return Run<v1::DescribeResponse>(
+      [&](auto* context, auto* response) { return stub_->Describe(context, request, response); });
 }
 
 absl::StatusOr<v1::CompressResponse> Admin::Compress(std::uint64_t sequence) {
   v1::CompressRequest request;
   request.set_sequence_id(sequence);
   return Run<v1::CompressResponse>(
-      address_,
       [&](auto* context, auto* response) { return stub_->Compress(context, request, response); },
-      std::chrono::seconds(0));
+      Timeout::kNo);
 }
 
 absl::StatusOr<v1::SetPolicyResponse> Admin::SetPolicy(std::uint64_t sequence,
@@ -104,45 +101,40 @@ absl::StatusOr<v1::SetPolicyResponse> Admin::SetPolicy(std::uint64_t sequence,
   v1::SetPolicyRequest request;
   request.set_sequence_id(sequence);
   request.set_policy(policy);
-  return Run<v1::SetPolicyResponse>(address_, [&](auto* context, auto* response) {
-    return stub_->SetPolicy(context, request, response);
-  });
+  return Run<v1::SetPolicyResponse>(
+      [&](auto* context, auto* response) { return stub_->SetPolicy(context, request, response); });
 }
 
 absl::StatusOr<v1::OffloadResponse> Admin::Offload(std::uint64_t sequence) {
   v1::OffloadRequest request;
   request.set_sequence_id(sequence);
   return Run<v1::OffloadResponse>(
-      address_,
       [&](auto* context, auto* response) { return stub_->Offload(context, request, response); },
-      std::chrono::seconds(0));
+      Timeout::kNo);
 }
 
 absl::StatusOr<v1::RestoreResponse> Admin::Restore(std::uint64_t sequence) {
   v1::RestoreRequest request;
   request.set_sequence_id(sequence);
   return Run<v1::RestoreResponse>(
-      address_,
       [&](auto* context, auto* response) { return stub_->Restore(context, request, response); },
-      std::chrono::seconds(0));
+      Timeout::kNo);
 }
 
 absl::Status Admin::Evict(std::uint64_t sequence) {
   v1::EvictRequest request;
   request.set_sequence_id(sequence);
-  return Run<v1::EvictResponse>(address_,
-                                [&](auto* context, auto* response) {
-                                  return stub_->Evict(context, request, response);
-                                })
+  return Run<v1::EvictResponse>([&](auto* context, auto* response) {
+           return stub_->Evict(context, request, response);
+         })
       .status();
 }
 
 absl::StatusOr<v1::DrainResponse> Admin::Drain(std::uint64_t limit_ms) {
   v1::DrainRequest request;
   request.set_limit_ms(limit_ms);
-  return Run<v1::DrainResponse>(address_, [&](auto* context, auto* response) {
-    return stub_->Drain(context, request, response);
-  });
+  return Run<v1::DrainResponse>(
+      [&](auto* context, auto* response) { return stub_->Drain(context, request, response); });
 }
 
 }  // namespace tessera::cli

@@ -3,6 +3,7 @@
 
 #include <grpcpp/channel.h>
 
+#include <chrono>
 #include <memory>
 #include <string>
 #include <utility>
@@ -14,16 +15,16 @@
 namespace tessera::cli {
 
 // One connection to one daemon. Calls block; every call but Compress, Offload and Restore times out
-// after 5 seconds.
+// after `patience`.
 class Admin {
  public:
-  static absl::StatusOr<Admin> At(const Door& door);
+  static absl::StatusOr<Admin> At(const Door& door,
+                                  std::chrono::seconds patience = std::chrono::seconds(5));
 
   absl::StatusOr<v1::StatsResponse> Stats();
   absl::StatusOr<v1::ListSessionsResponse> Sessions();
   absl::StatusOr<v1::ListSequencesResponse> Sequences(std::uint32_t limit);
   absl::StatusOr<v1::ListPrefixesResponse> Prefixes(std::uint32_t limit);
-  absl::StatusOr<v1::ListPoliciesResponse> Policies();
   absl::StatusOr<v1::DescribeResponse> Describe(std::uint64_t sequence);
   // No timeout.
   absl::StatusOr<v1::CompressResponse> Compress(std::uint64_t sequence);
@@ -35,10 +36,16 @@ class Admin {
   absl::StatusOr<v1::DrainResponse> Drain(std::uint64_t limit_ms);
 
  private:
-  Admin(std::string address, const std::shared_ptr<grpc::Channel>& channel)
-      : address_(std::move(address)), stub_(v1::TesseraAdmin::NewStub(channel)) {}
+  Admin(Door door, std::chrono::seconds patience, const std::shared_ptr<grpc::Channel>& channel)
+      : door_(std::move(door)), patience_(patience), stub_(v1::TesseraAdmin::NewStub(channel)) {}
 
-  std::string address_;
+  enum class Timeout : bool { kNo, kYes };
+  // `call(context, response)` makes the call.
+  template <typename Response, typename Call>
+  absl::StatusOr<Response> Run(Call call, Timeout timeout = Timeout::kYes) const;
+
+  Door door_;
+  std::chrono::seconds patience_;
   std::unique_ptr<v1::TesseraAdmin::Stub> stub_;
 };
 

@@ -1,6 +1,7 @@
-// The connection flags of a subcommand: address and TLS.
+// The connection flags of a subcommand: address, TLS and token.
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
@@ -10,15 +11,21 @@
 
 namespace tessera::cli {
 
+// Which daemon a subcommand talks to.
+enum class Connects : std::uint8_t {
+  kNowhere,
+  kToDaemon,       // the one at --address, or at the default address
+  kToOwnOrDaemon,  // the one at --address, or a temporary one that it starts
+};
+
 struct Door {
   std::string address;
   std::optional<client::TlsOptions> tls;
+  std::string token;  // of the tenant; empty without --token
 };
 
-// Appends the connection flags to `others`.
-std::vector<Flags::Spec> WithConnection(std::vector<Flags::Spec> others);
-// The same for a command that starts its own daemon if no address is given.
-std::vector<Flags::Spec> WithConnectionOrLocalDaemon(std::vector<Flags::Spec> others);
+// `attaches`: with --token.
+std::vector<Flags::Spec> ConnectionFlags(Connects connects, bool attaches);
 // Reads the connection flags.
 Door ConnectionOf(const Flags& flags);
 

@@ -4,6 +4,7 @@
 #include <charconv>
 #include <vector>
 
+#include "client/tools/environment.h"
 #include "daemon/base/check.h"
 #include "daemon/base/did_you_mean.h"
 #include "daemon/base/strings.h"
@@ -17,14 +18,35 @@ std::optional<std::uint64_t> WholeNumber(std::string_view text) {
   return value;
 }
 
+absl::Status Flags::UnknownFlag(std::string_view name) const {
+  std::string known;
+  std::vector<std::string_view> names;
+  for (const Spec& spec : specs_) {
+    if (spec.kind == FlagKind::kInternal) continue;
+    names.push_back(spec.name);
+    if (spec.kind == FlagKind::kOwn) Append(known, " --", spec.name);
+  }
+  return absl::InvalidArgumentError(
+      Concat("unknown flag --", name,
+             known.empty() ? "; it has no flags of its own" : Concat("; its flags are", known),
+             DidYouMean(name, names)));
+}
+
 absl::Status Flags::Parse(std::span<const std::string_view> args) {
   values_.clear();
-  for (const Spec& spec : specs_) values_.push_back({spec.fallback, false});
+  for (const Spec& spec : specs_) {
+    std::string set = spec.environment.empty() ? "" : ReadEnvironment(spec.environment);
+    values_.push_back({set.empty() ? spec.fallback : std::move(set), false});
+  }
   for (std::size_t i = 0; i < args.size(); ++i) {
     std::string_view arg = args[i];
     if (arg == "--help" || arg == "-h") {
       help_ = true;
       continue;
+    }
+    if (arg == "--") {  // no flags after it
+      for (++i; i < args.size(); ++i) positional_.emplace_back(args[i]);
+      break;
     }
     if (arg.substr(0, 2) != "--") {
       positional_.emplace_back(arg);
@@ -33,48 +55,23 @@ absl::Status Flags::Parse(std::span<const std::string_view> args) {
     arg.remove_prefix(2);
     const std::size_t equals = arg.find('=');
     const std::string_view name = arg.substr(0, equals);
-    std::size_t index = 0;
-    while (index < specs_.size() && specs_[index].name != name) ++index;
-    if (index == specs_.size()) {
-      std::string known;
-      std::vector<std::string_view> names;
-      for (const Spec& spec : specs_) {
-        if (spec.internal) continue;
-        Append(known, " --", spec.name);
-        names.push_back(spec.name);
-      }
-      return absl::InvalidArgumentError(
-          Concat("unknown flag --", name, "; this command takes:", known, DidYouMean(name, names)));
-    }
-    values_[index].given = true;
-    if (equals != std::string_view::npos && specs_[index].value.empty()) {
+    const auto spec = std::ranges::find(specs_, name, &Spec::name);
+    if (spec == specs_.end()) return UnknownFlag(name);
+    Value& value = values_[static_cast<std::size_t>(spec - specs_.begin())];
+    value.given = true;
+    if (equals != std::string_view::npos && spec->value.empty()) {
       return absl::InvalidArgumentError(Concat("--", name, " takes no value"));
     }
     if (equals != std::string_view::npos) {
-      values_[index].text = std::string(arg.substr(equals + 1));
-    } else if (!specs_[index].value.empty()) {
+      value.text = std::string(arg.substr(equals + 1));
+    } else if (!spec->value.empty()) {
       if (++i == args.size()) {
         return absl::InvalidArgumentError(Concat("--", name, " needs a value"));
       }
-      values_[index].text = std::string(args[i]);
+      value.text = std::string(args[i]);
     }
   }
   return absl::OkStatus();
-}
-
-std::string Flags::Help() const {
-  std::string out = usage_ + "\n";
-  if (!specs_.empty()) out += "\n";
-  for (const Spec& spec : specs_) {
-    if (spec.internal) continue;
-    std::string left = Concat("  --", spec.name);
-    if (!spec.value.empty()) Append(left, "=", spec.value);
-    left.resize(std::max<std::size_t>(left.size() + 2, 30), ' ');
-    Append(out, left, spec.help);
-    if (!spec.fallback.empty()) Append(out, " (default ", spec.fallback, ")");
-    out += "\n";
-  }
-  return out;
 }
 
 std::size_t Flags::IndexOf(std::string_view name) const {
@@ -94,6 +91,8 @@ bool Flags::Has(std::string_view name) const {
   const std::size_t i = IndexOf(name);
   return specs_[i].value.empty() ? values_[i].given : !values_[i].text.empty();
 }
+
+bool Flags::Given(std::string_view name) const { return values_[IndexOf(name)].given; }
 
 absl::StatusOr<std::uint64_t> Flags::Number(std::string_view name, std::uint64_t min,
                                             std::uint64_t max) const {

@@ -313,6 +313,30 @@ std::vector<std::string> FieldsOf(const DaemonConfig& overrides) {
   return names;
 }
 
+std::vector<FlagHelp> FlagTable() {
+  std::vector<FlagHelp> table = {
+      {"--config=FILE", "File with the configuration, including tenants: JSON with comments."}};
+  const DaemonConfig defaults = ToMessage(Config{});
+  for (const FlagRow& row : kRows) {
+    table.push_back({Concat("--", row.flag, "=", row.value),
+                     Concat(row.help, " [default: ", DefaultText(row, defaults),
+                            "; in the file: ", row.field, "]")});
+  }
+  table.insert(
+      table.end(),
+      {{"--check-config", "Check the configuration, print \"ok\" or what is wrong, and exit."},
+       {"--print-config", "Print the effective configuration as JSON and exit."},
+       {"--print-policies", "Print every policy and its options and exit."},
+       {"--prepare-directory=DIR",
+        "Make the directory of the sockets, or adjust its owner and mode, and exit. Run it as "
+        "root."},
+       {"--owner=UID:GID", "Numeric owner for --prepare-directory."},
+       {"--mode=MODE", "Octal mode for --prepare-directory. [default: 0750]"},
+       {"--version", "Print the version and exit."},
+       {"--help, -h", "Print this help and exit."}});
+  return table;
+}
+
 std::string HelpText() {
   std::string text =
       "tesserad: the KV-cache daemon for the inference workers of this node\n\n"
@@ -320,29 +344,12 @@ std::string HelpText() {
       "Flags override the fields of the file. Sizes are bytes, or as in 512MiB, 8GiB, 1.5G; times "
       "are\n"
       "milliseconds, or as in 500ms, 10s, 5m.\n\n";
-  const auto line = [&text](std::string_view left, std::string_view help) {
-    constexpr std::size_t kColumn = 34;
-    Append(text, "  ", left);
-    text.append(left.size() < kColumn ? kColumn - left.size() : 1, ' ');
-    Append(text, help, "\n");
-  };
-  line("--config=FILE", "File with the configuration, including tenants: JSON with comments.");
-  const DaemonConfig defaults = ToMessage(Config{});
-  for (const FlagRow& row : kRows) {
-    line(Concat("--", row.flag, "=", row.value),
-         Concat(row.help, " [default: ", DefaultText(row, defaults), "; in the file: ", row.field,
-                "]"));
+  constexpr std::size_t kColumn = 34;
+  for (const FlagHelp& flag : FlagTable()) {
+    Append(text, "  ", flag.flag);
+    text.append(flag.flag.size() < kColumn ? kColumn - flag.flag.size() : 1, ' ');
+    Append(text, flag.help, "\n");
   }
-  line("--check-config", "Check the configuration, print \"ok\" or what is wrong, and exit.");
-  line("--print-config", "Print the effective configuration as JSON and exit.");
-  line("--print-policies", "Print every policy and its options and exit.");
-  line(
-      "--prepare-directory=DIR",
-      "Make the directory of the sockets, or adjust its owner and mode, and exit. Run it as root.");
-  line("--owner=UID:GID", "Numeric owner for --prepare-directory.");
-  line("--mode=MODE", "Octal mode for --prepare-directory. [default: 0750]");
-  line("--version", "Print the version and exit.");
-  line("--help, -h", "Print this help and exit.");
   return text;
 }
 

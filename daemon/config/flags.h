@@ -40,6 +40,14 @@ void MergeFlags(const tessera::v1::DaemonConfig& overrides, tessera::v1::DaemonC
 // The names of the fields that are set in `overrides`.
 std::vector<std::string> FieldsOf(const tessera::v1::DaemonConfig& overrides);
 
+// A flag as help texts show it.
+struct FlagHelp {
+  std::string flag;  // "--listen=ADDRESS"
+  std::string help;  // with its default
+};
+// Every flag, in the order of --help.
+std::vector<FlagHelp> FlagTable();
+
 // The output of --help: every flag with its default.
 std::string HelpText();
 

@@ -1,7 +1,7 @@
 # What `cmake --install` copies, by component:
 #
-#   daemon   tesserad
-#   client   tessera (the command) and libtessera.so
+#   daemon   tesserad, with its manual page and completion
+#   client   tessera (the command), likewise, and libtessera.so
 #   dev      public headers, libtessera.a (C), libtessera-client.a (C++), CMake package, pkg-config
 
 include(GNUInstallDirs)
@@ -11,6 +11,16 @@ install(TARGETS tesserad RUNTIME COMPONENT daemon)
 install(TARGETS tessera RUNTIME COMPONENT client)
 install(TARGETS tessera_shared
   LIBRARY COMPONENT client NAMELINK_COMPONENT dev)
+set(documents ${PROJECT_BINARY_DIR}/documents)
+install(FILES ${documents}/tesserad.8 DESTINATION ${CMAKE_INSTALL_MANDIR}/man8 COMPONENT daemon)
+install(FILES ${documents}/tessera.1 DESTINATION ${CMAKE_INSTALL_MANDIR}/man1 COMPONENT client)
+foreach(pair tesserad:daemon tessera:client)
+  string(REPLACE ":" ";" pair ${pair})
+  list(GET pair 0 command)
+  list(GET pair 1 component)
+  install(FILES ${documents}/${command}.bash RENAME ${command}
+    DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions COMPONENT ${component})
+endforeach()
 install(DIRECTORY client/include/tessera TYPE INCLUDE COMPONENT dev FILES_MATCHING PATTERN "*.h")
 install(FILES ${PROJECT_BINARY_DIR}/lib/libtessera-client.a
   DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT dev)

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "client/api/worker_access.h"
-#include "client/cli/status.h"
+#include "client/cli/state.h"
 #include "client/tools/admin.h"
 #include "tests/e2e/packed_lanes.h"
 
@@ -232,7 +232,7 @@ TEST_F(PackedLanes, DescribeShowsTheForm) {
   ASSERT_TRUE(admin.ok()) << admin.status();
   const auto look = cli::ReadDaemonState(*admin, 10);
   ASSERT_TRUE(look.ok()) << look.status();
-  EXPECT_THAT(cli::RenderText(*look, nullptr, 0, 10),
+  EXPECT_THAT(cli::SequenceTable(*look, {}, cli::SequenceOrder::kNewest).Render(),
               testing::HasSubstr("packed int8 16/" + std::to_string(shape_.head_dim) +
                                  " g2 mean16 88%, dense bf16 11%"));
 }

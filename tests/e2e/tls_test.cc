@@ -142,6 +142,39 @@ TEST_F(Tls, CallersMustShowACertificateWhereOneIsAskedFor) {
   EXPECT_TRUE(absl::IsUnavailable(admin->Stats().status()));
 }
 
+// The operator's command says what to do, for every wrong use of TLS.
+TEST_F(Tls, ErrorsSayWhatToDo) {
+  ASSERT_NO_FATAL_FAILURE(Start(ca_.Issue("node.example"), {"--admin-over-tcp=true"}));
+  const auto error = [](const std::string& address, const std::optional<TlsOptions>& tls) {
+    auto admin = cli::Admin::At({.address = address, .tls = tls});
+    EXPECT_TRUE(admin.ok()) << admin.status();
+    return admin.ok() ? std::string(admin->Stats().status().message()) : std::string();
+  };
+  EXPECT_THAT(error(address_, std::nullopt), HasSubstr("it may speak TLS: give --tls-ca=FILE"));
+  EXPECT_THAT(error(address_, TlsOptions{.ca_file = ca_file_}),
+              HasSubstr("its certificate is for another name: give --tls-name"));
+  EXPECT_THAT(error(address_, TlsOptions{.ca_file = other_ca_file_, .server_name = "node.example"}),
+              HasSubstr("not from an authority in --tls-ca"));
+  EXPECT_EQ(error(address_, TlsOptions{.ca_file = ca_file_, .server_name = "node.example"}), "");
+
+  const auto plain = DaemonProcess::Start({.flags = {"--listen=127.0.0.1:0"}});
+  ASSERT_NE(plain, nullptr);
+  std::smatch match;
+  const std::string log = plain->Log();
+  ASSERT_TRUE(std::regex_search(log, match, std::regex("address=(127.0.0.1:[0-9]+)"))) << log;
+  EXPECT_THAT(error(match[1], TlsOptions{.ca_file = ca_file_}),
+              HasSubstr("it does not speak TLS: leave out the --tls flags"));
+}
+
+TEST_F(Tls, AMissingClientCertificateIsNamed) {
+  ASSERT_NO_FATAL_FAILURE(
+      Start(ca_.Issue("127.0.0.1"), {"--tls-client-ca-file=" + ca_file_, "--admin-over-tcp=true"}));
+  auto admin = cli::Admin::At({.address = address_, .tls = TlsOptions{.ca_file = ca_file_}});
+  ASSERT_TRUE(admin.ok()) << admin.status();
+  EXPECT_THAT(std::string(admin->Stats().status().message()),
+              HasSubstr("it may ask for a client certificate: give --tls-certificate"));
+}
+
 TEST_F(Tls, RenewedCertificatesAreTakenUp) {
   ASSERT_NO_FATAL_FAILURE(Start(ca_.Issue("127.0.0.1")));
   ASSERT_TRUE(Attach(TlsOptions{.ca_file = ca_file_}).ok());
@@ -168,11 +201,12 @@ TEST_F(Tls, ADaemonWhoseFilesDoNotFitSaysSo) {
   struct Case {
     std::vector<std::string> flags;
     std::vector<std::string> said;
+    int exit_code = 1;  // 2: the configuration alone is wrong, whatever the files contain
   };
   const std::vector<Case> cases = {
-      {{"--tls-certificate-file=" + certificate}, {"tls_key_file", "missing", certificate}},
-      {{"--tls-key-file=" + key}, {"tls_certificate_file", "missing", key}},
-      {{"--tls-client-ca-file=" + ca_file_}, {"tls_client_ca_file", "tls_certificate_file"}},
+      {{"--tls-certificate-file=" + certificate}, {"tls_key_file", "missing", certificate}, 2},
+      {{"--tls-key-file=" + key}, {"tls_certificate_file", "missing", key}, 2},
+      {{"--tls-client-ca-file=" + ca_file_}, {"tls_client_ca_file", "tls_certificate_file"}, 2},
       {{"--tls-certificate-file=" + folder_ + "/absent", "--tls-key-file=" + key},
        {"tls_certificate_file", "absent"}},
       {{"--tls-certificate-file=" + text, "--tls-key-file=" + key}, {"tls_certificate_file", text}},
@@ -188,7 +222,7 @@ TEST_F(Tls, ADaemonWhoseFilesDoNotFitSaysSo) {
                                       "--pool-bytes=64MiB", "--metrics=", "--device=cpu"};
     flags.insert(flags.end(), bad.flags.begin(), bad.flags.end());
     const fakes::FinishedDaemon daemon = fakes::RunDaemonToEnd(flags);
-    EXPECT_EQ(daemon.exit_code, 1) << daemon.output;
+    EXPECT_EQ(daemon.exit_code, bad.exit_code) << daemon.output;
     for (const std::string& word : bad.said) EXPECT_THAT(daemon.output, HasSubstr(word));
   }
 }

@@ -381,12 +381,14 @@ absl::Status Main(const cli::Flags& flags) {
 
 int main(int argc, char** argv) {
   const std::vector<std::string_view> args(argv + 1, argv + argc);
-  return tessera::cli::RunWithFlags(
-      tessera::cli::Flags(
-          "Usage: soak [--seconds=N] [--workers=N] [--seed=N]\n\n"
-          "Runs workers that do everything while they are killed, stopped and continued.",
-          {{"seconds", "N", "how long", "60"},
-           {"workers", "N", "Number of concurrent workers.", "8"},
-           {"seed", "N", "Seed of the events; 0: a new one.", "0"}}),
+  return tessera::cli::RunCommand(
+      {.name = "soak",
+       .summary = "run workers under stress",
+       .description =
+           "Runs workers that do everything while they are killed, stopped and continued.\n",
+       .flags = {{"seconds", "N", "how long", "60"},
+                 {"workers", "N", "Number of concurrent workers.", "8"},
+                 {"seed", "N", "Seed of the events; 0: a new one.", "0"}},
+       .connects = tessera::cli::Connects::kNowhere},
       args, tessera::fuzz::Main);
 }

@@ -204,8 +204,9 @@ TEST(BenchTest, EveryBenchmarkHasAHelpPage) {
     const Output page = RunBench(Concat(name, " --help"));
     EXPECT_EQ(page.status, 0) << name;
     for (const std::string& part :
-         {Concat("Usage: tessera bench ", name, " [FLAGS]"), std::string("\nRows:\n"),
-          Concat("\nExample:\n  tessera bench ", name), std::string("  --baseline=FILE")}) {
+         {Concat("Usage: tessera bench ", name, " [flags]"), std::string("\nRows:\n"),
+          Concat("\nExample:\n  tessera bench ", name), std::string("  --baseline=FILE"),
+          std::string("\nExit status: 0 measured")}) {
       EXPECT_THAT(page.text, HasSubstr(part)) << name;
     }
     EXPECT_THAT(page.text, Not(HasSubstr("--address"))) << name;

@@ -9,8 +9,11 @@
 #include <string>
 
 #include "client/api/worker_access.h"
+#include "client/cli/policies/policy_estimate.h"
+#include "client/tools/message_json.h"
+#include "client/tools/short_id.h"
 #include "daemon/base/strings.h"
-#include "google/protobuf/util/json_util.h"
+#include "daemon/policies/grammar/parse.h"
 #include "tessera/tessera.h"
 #include "tests/e2e/prefix/prefix_lanes.h"
 
@@ -54,7 +57,7 @@ class Commands : public Prefixes {
     EXPECT_THAT(outcome.text, HasSubstr(why)) << arguments;
   }
   static std::string IdOf(const client::Sequence& sequence) {
-    return Concat(sequence.id().value());
+    return cli::ShortId(cli::kSequenceLetter, sequence.id().value());
   }
   v1::DescribeResponse Described(const client::Sequence& sequence) {
     const auto described = client::DescribeMessage(sequence, client::Detail::kLanes);
@@ -96,11 +99,7 @@ TEST_F(Commands, ALaneIsDescribedStrategyByStrategy) {
   char loss[16];
   std::snprintf(loss, sizeof loss, "%.3f", first.key_loss());
   EXPECT_THAT(text, HasSubstr(loss));
-  v1::DescribeResponse parsed;
-  ASSERT_TRUE(google::protobuf::util::JsonStringToMessage(Good("describe --json " + IdOf(sequence)),
-                                                          &parsed)
-                  .ok());
-  EXPECT_EQ(parsed.SerializeAsString(), held.SerializeAsString());
+  EXPECT_EQ(Good("describe --json " + IdOf(sequence)), cli::JsonOf(held) + "\n");
 }
 
 // Rows without their own strategy report their loss under the previous segment's strategy.
@@ -143,11 +142,10 @@ TEST_F(Commands, PoliciesAreSetAndCarriedOut) {
               HasSubstr("nothing new since the last compression"));
   EXPECT_LT(Described(sequence).tile_bytes(), dense / 2);
   Bad("policy " + IdOf(sequence) + " mosaikkv", 2, "mosaikkv");
-  Bad("policy " + IdOf(sequence), 2, "expected a sequence id and a policy, got 1 arguments");
+  Bad("policy " + IdOf(sequence), 2, "tessera policy: missing POLICY; 'tessera policies' lists");
   Bad("policy " + IdOf(sequence) + " mosaickv:keep=2", 2, "keep");
-  Bad("compress 12345", 1, "12345");
+  Bad("compress 12345", 1, "no sequence s12345; it may have been freed or evicted");
   Bad("describe nonsense", 2, "'tessera status' lists them");
-  EXPECT_THAT(Good("policies"), AllOf(HasSubstr("mosaickv"), HasSubstr("lacache")));
 }
 
 TEST_F(Commands, StatusAndTopShowWhatIsDone) {
@@ -155,13 +153,46 @@ TEST_F(Commands, StatusAndTopShowWhatIsDone) {
   SyntheticSequence truth(shape_, 6);
   Append(sequence, truth, 128);
   Compress(sequence);
-  for (const std::string command : {"status", "top --rounds=1"}) {
-    EXPECT_THAT(
-        Good(command),
-        AllOf(ContainsRegex("compaction +jobs running.queued: tails [0-9]+.0, seals [0-9]+.0"),
-              ContainsRegex("segments sealed +4"), HasSubstr("raw copies "),
-              HasSubstr(IdOf(sequence)), HasSubstr("packed")))
+  for (const std::string command : {"status", "top --rounds=1 --interval-ms=100"}) {
+    EXPECT_THAT(Good(command),
+                AllOf(ContainsRegex("jobs running.queued: tails [0-9]+.0, seals [0-9]+.0"),
+                      HasSubstr("sealed 4"), HasSubstr("raw copies "),
+                      HasSubstr("\n" + IdOf(sequence) + " "), HasSubstr("packed")))
         << command;
+  }
+}
+
+// What `explain` computes from options and geometry contains what the daemon makes of real rows.
+TEST_F(Commands, AnExplanationHoldsForTheDaemon) {
+  const cli::ModelShape model = {.layers = shape_.layers,
+                                 .geometry = {.query_heads = shape_.query_heads,
+                                              .kv_heads = shape_.kv_heads,
+                                              .head_dim = shape_.head_dim}};
+  for (const char* text :
+       {"dense", "quest", "mosaickv:keep=0.25,group=1,loss_k=1,loss_v=1",
+        "mosaickv:keep=0.125|0.5,min_segment=64,segment=128,sinks=0,recent=0",
+        "mosaickv:keep=0.25,min_segment=64,segment=256,sinks=8,recent=40+fp8",
+        "mosaickv:keep=0.25,sinks=0,recent=0,loss_k=0,loss_v=0", "streaming:sink=4,recent=100",
+        "streaming:sink=4,recent=100+mosaickv:keep=0.25,min_segment=32,loss_k=1,loss_v=1"}) {
+    for (const std::uint64_t tokens : {32u, 300u, 384u}) {
+      SCOPED_TRACE(Concat(text, " of ", tokens, " tokens"));
+      const auto policy = policies::ParsePolicy(text);
+      ASSERT_TRUE(policy.ok()) << policy.status();
+      const auto estimate = cli::EstimatePolicy(*policy, model, tokens);
+      ASSERT_TRUE(estimate.ok()) << estimate.status();
+      client::Sequence sequence = NewSequence(text);
+      SyntheticSequence truth(shape_, tokens);
+      Append(sequence, truth, tokens);
+      Compress(sequence);
+      const v1::DescribeResponse held = Described(sequence);
+      const std::uint64_t bytes = held.tile_bytes() + held.rotation_bytes();
+      EXPECT_GE(bytes, estimate->bytes.least);
+      EXPECT_LE(bytes, estimate->bytes.most);
+      std::uint64_t entries = 0;
+      for (const v1::LaneDescription& lane : held.lane()) entries += lane.entries();
+      EXPECT_GE(entries, estimate->kept.least * model.lanes());
+      EXPECT_LE(entries, estimate->kept.most * model.lanes());
+    }
   }
 }
 
@@ -174,7 +205,7 @@ TEST_F(Commands, SequencesAndPrefixesComeAndGo) {
   EXPECT_THAT(Good("restore " + IdOf(sequence)), HasSubstr("64 tokens in the pool"));
   EXPECT_THAT(Good("prefixes"), HasSubstr("no prefixes"));
   const PublishedPrefix prefix = Publish(sequence, Count(64));
-  const std::string id = Concat(prefix.prefix.value());
+  const std::string id = cli::ShortId(cli::kPrefixLetter, prefix.prefix.value());
   EXPECT_THAT(Good("prefixes"), HasSubstr(id));
   Good("evict " + id);
   EXPECT_THAT(Good("prefixes"), Not(HasSubstr(id)));

@@ -115,7 +115,7 @@ TEST_F(EvalCommand, AProcessThatIsKilledIsNamedAndTheSameCommandGoesOn) {
     PeerProcess eval = Start(With({"--workers=2", "--state=" + state}));
     // The daemon is a child too; worker processes are recognised by their --serve-units flag.
     pid_t victim = 0;
-    while (victim == 0 && Err().find("tessera: ") == std::string::npos && Out().empty()) {
+    while (victim == 0 && Err().find("tessera eval: ") == std::string::npos && Out().empty()) {
       for (const pid_t child : ChildrenOf(eval.pid())) {
         const std::string line = BytesOf(Concat("/proc/", child, "/cmdline"));
         if (line.find("--serve-units") != std::string::npos) victim = child;

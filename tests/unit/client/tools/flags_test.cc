@@ -4,6 +4,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <stdlib.h>
 
 #include <optional>
 #include <string_view>
@@ -28,7 +29,7 @@ TEST(WholeNumberTest, IsDigitsAndNothingElse) {
 }
 
 TEST(FlagsTest, ANumberIsRefusedWithItsLimits) {
-  Flags flags("Usage", {{"limit", "N", "how many", "20"}});
+  Flags flags({{"limit", "N", "how many", "20"}});
   const std::vector<std::string_view> args = {"--limit=-1"};
   ASSERT_TRUE(flags.Parse(args).ok());
   const auto number = flags.Number("limit", 1, 100);
@@ -37,7 +38,7 @@ TEST(FlagsTest, ANumberIsRefusedWithItsLimits) {
 }
 
 TEST(FlagsTest, ASwitchTakesNoValue) {
-  Flags flags("Usage", {{"quick", "", "soon", ""}, {"limit", "N", "how many", "20"}});
+  Flags flags({{"quick", "", "soon", ""}, {"limit", "N", "how many", "20"}});
   const std::vector<std::string_view> none = {"--quick"}, some = {"--quick=no"},
                                       typo = {"--limt=1"};
   EXPECT_TRUE(flags.Parse(none).ok());
@@ -46,14 +47,40 @@ TEST(FlagsTest, ASwitchTakesNoValue) {
 }
 
 TEST(FlagsTest, AnInternalFlagIsAcceptedButNotListed) {
-  Flags flags("Usage", {{"limit", "N", "how many", "20"}, {"inner", "", "hidden", "", true}});
+  Flags flags({{"limit", "N", "how many", "20"}, {"inner", "", "hidden", "", FlagKind::kInternal}});
   const std::vector<std::string_view> inner = {"--inner"}, typo = {"--outer"};
-  EXPECT_THAT(flags.Help(), Not(HasSubstr("inner")));
   EXPECT_THAT(flags.Parse(typo).ToString(), AllOf(HasSubstr("--limit"), Not(HasSubstr("inner"))));
   ASSERT_TRUE(flags.Parse(inner).ok());
   EXPECT_TRUE(flags.Has("inner"));
   EXPECT_TRUE(flags.Declares("inner"));
   EXPECT_FALSE(flags.Declares("outer"));
+}
+
+TEST(FlagsTest, AVariableReplacesTheDefaultAndTheFlagReplacesBoth) {
+  const std::vector<Flags::Spec> specs = {
+      {"address", "ADDRESS", "where", "unix:/default", FlagKind::kOwn, "TESSERA_FLAGS_TEST"}};
+  const std::vector<std::string_view> none, given = {"--address", "unix:/flag"};
+  const auto address = [&](const std::vector<std::string_view>& args) {
+    Flags flags(specs);
+    EXPECT_TRUE(flags.Parse(args).ok());
+    return flags.Get("address");
+  };
+  ::unsetenv("TESSERA_FLAGS_TEST");
+  EXPECT_EQ(address(none), "unix:/default");
+  ::setenv("TESSERA_FLAGS_TEST", "", 1);
+  EXPECT_EQ(address(none), "unix:/default");
+  ::setenv("TESSERA_FLAGS_TEST", "unix:/variable", 1);
+  EXPECT_EQ(address(none), "unix:/variable");
+  EXPECT_EQ(address(given), "unix:/flag");
+  ::unsetenv("TESSERA_FLAGS_TEST");
+}
+
+TEST(FlagsTest, ArgumentsAfterTwoDashesAreNoFlags) {
+  Flags flags({{"limit", "N", "how many", "20"}});
+  const std::vector<std::string_view> args = {"--limit", "5", "--", "--limit", "-x"};
+  ASSERT_TRUE(flags.Parse(args).ok());
+  EXPECT_EQ(flags.Get("limit"), "5");
+  EXPECT_THAT(flags.positional(), testing::ElementsAre("--limit", "-x"));
 }
 
 }  // namespace
