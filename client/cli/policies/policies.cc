@@ -32,10 +32,12 @@ struct Widths {
   std::size_t options = 96;
 };
 
+// Whether a table with all columns does not fit.
+bool IsNarrow(std::size_t columns) { return columns != 0 && columns < 124; }
+
 Widths WidthsFor(std::size_t columns) {
-  constexpr std::size_t kEnough = 124;
-  if (columns == 0 || columns >= kEnough) return {};
-  return {.meaning = 26, .needs = 18, .paper = 16, .range = 12, .options = columns - 16};
+  if (!IsNarrow(columns)) return {};
+  return {.meaning = 26, .needs = 18, .paper = 16, .options = columns - 16};
 }
 
 std::string Or(std::string_view text, std::string_view otherwise) {
@@ -79,13 +81,38 @@ std::string RenderList(std::size_t columns) {
   return text;
 }
 
+// The options one below the other, for a terminal that is too narrow for their table.
+std::string OptionList(const TermKind& term, std::size_t columns) {
+  constexpr std::size_t kIndent = 4;
+  std::string text;
+  const auto add = [&](std::size_t indent, const std::string& line) {
+    for (const std::string& part : WrappedLines(line, std::max(columns, indent + 1) - indent)) {
+      Append(text, std::string(indent, ' '), Cut(part, columns - std::min(columns, indent)), "\n");
+    }
+  };
+  for (const Option& option : term.options) {
+    add(0,
+        Concat(option.name, "  (", TypeText(option), ", default ", Or(option.standard, "none"),
+               ", range ", RangeText(option), option.unit.empty() ? "" : ", ", option.unit, ")"));
+    add(kIndent, Concat(option.help, "."));
+  }
+  return text;
+}
+
 std::string RenderTerm(const TermKind& term, std::size_t columns) {
   const Widths widths = WidthsFor(columns);
-  std::string text = Concat(term.name, ": ", term.is, ".\nsets: ", term.sets, "\n");
-  if (!term.paper.empty()) Append(text, "paper: ", term.paper, "\n");
-  const std::string needs = NeedsTextOf(term);
-  if (!needs.empty()) Append(text, "needs from the worker: ", needs, "\n");
+  std::string text;
+  const auto add = [&](const std::string& line) {
+    for (const std::string& part : WrappedLines(line, columns)) Append(text, part, "\n");
+  };
+  add(Concat(term.name, ": ", term.is, "."));
+  add(Concat("sets: ", term.sets));
+  if (!term.paper.empty()) add(Concat("paper: ", term.paper));
+  if (const std::string needs = NeedsTextOf(term); !needs.empty()) {
+    add(Concat("needs from the worker: ", needs));
+  }
   if (term.options.empty()) return text;
+  if (IsNarrow(columns)) return Concat(text, "\n", OptionList(term, columns));
   Table table({{"option", Align::kLeft},
                {"type", Align::kLeft},
                {"default", Align::kLeft},

@@ -187,12 +187,17 @@ class LostDaemon(WithDaemon):
 class Tables(WithDaemon):
     def test_fit_the_terminal_unless_they_are_asked_to_be_wide(self):
         sequence = self.sequences()[0]
-        for command in ["status"], ["describe", sequence], ["prefixes"], ["policies"]:
+        for command in (["status"], ["describe", sequence], ["prefixes"], ["policies"],
+                        ["policies", "mosaickv"]):
             for columns in 80, 50:
                 shown = self.terminal(*command, columns=columns)
                 self.assertEqual(shown.finish(), 0)
                 for line in SGR.sub("", shown.raw.decode()).split("\r\n"):
                     self.assertLessEqual(len(line), columns, f"{command}: {line}")
+        # Nothing is lost of what people read there.
+        words = " ".join(SGR.sub("", shown.raw.decode()).split())
+        self.assertIn("Share of the channels", words)
+        self.assertNotIn("~", words)
         wide = self.terminal("status", "--wide", columns=50)
         self.assertEqual(wide.finish(), 0)
         self.assertGreater(max(map(len, wide.raw.decode().split("\r\n"))), 100)
@@ -364,6 +369,20 @@ class Documents(unittest.TestCase):
             done = subprocess.run([groff, "-man", "-Tutf8", "-ww", "-z", f"{DOCUMENTS}/{page}"],
                                   capture_output=True, text=True, check=False)
             self.assertEqual((done.returncode, done.stderr), (0, ""), page)
+
+    def test_documents_are_those_of_the_programs(self):
+        pages = pathlib.Path(DOCUMENTS)
+        self.assertEqual((pages / "tessera.1").read_text(encoding="utf-8"), run("help", "manual"))
+        self.assertEqual((pages / "tessera.bash").read_text(encoding="utf-8"),
+                         run("completion", "bash"))
+        page = (pages / "tesserad.8").read_text(encoding="utf-8")
+        page = page.replace("\\(aq", "'").replace("\\", "")  # troff's escapes
+        done = subprocess.run([TESSERAD, "--help"], text=True, check=True, stdout=subprocess.PIPE)
+        flags = re.findall(r"^  (--[a-z-]+)\S*(?: -h)? +(.*)$", done.stdout, re.MULTILINE)
+        self.assertGreater(len(flags), 30)
+        for name, help_text in flags:
+            self.assertIn(f"fB{name}", page)
+            self.assertIn(help_text, page)
 
     def complete(self, script, function, *words):
         line = f"""
