@@ -1,5 +1,9 @@
 #include "client/tools/connection.h"
 
+#include <string>
+
+#include "daemon/base/strings.h"
+
 namespace tessera::cli {
 
 std::vector<Flags::Spec> ConnectionFlags(Connects connects, bool attaches) {
@@ -39,7 +43,8 @@ Door ConnectionOf(const Flags& flags) {
   for (const char* name : {"tls", "tls-ca", "tls-certificate", "tls-key", "tls-name"}) {
     if (flags.Has(name)) door.tls = tls;
   }
-  if (flags.Declares("token")) door.token = flags.Get("token");
+  // A token that comes from a file ends in a newline, and no token contains white space.
+  if (flags.Declares("token")) door.token = std::string(Trim(flags.Get("token")));
   return door;
 }
 
