@@ -20,7 +20,7 @@ DAEMON = 65532  # uid and gid; only root can run programs as another user
 SMALL = {"device": "cpu", "poolBytes": "256MiB", "hostTierBytes": "64MiB", "rawCopyBytes": "64MiB"}
 TENANTS = [{"name": "chat", "token": {"secretName": "tokens", "key": "chat"}},
            {"name": "batch", "token": {"secretName": "tokens", "key": "batch"}}]
-SECRETS = {"tokens": {"chat": "a-token", "batch": "another-token"}}
+SECRETS = {"tokens": {"chat": "a-token\n", "batch": "another-token"}}
 
 programs = None  # where tesserad and tessera are
 
@@ -85,6 +85,9 @@ class Pods(unittest.TestCase):
         pod.start(daemon)
         for kind in ("startup", "readiness", "liveness"):
             self.wait_for(pod, daemon, kind)
+        address = pod.environment(daemon)["TESSERA_ADDRESS"]  # as by kubectl exec
+        code, said = pod.execute(daemon, ["/usr/bin/tessera", "status", f"--address={address}"])
+        self.assertEqual(code, 0, said)
         return pod
 
     def live(self, values, secrets):
