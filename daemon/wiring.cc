@@ -225,6 +225,12 @@ int Serve(const config::Invocation& invocation, device::Finder& devices,
   const SystemClock clock;
   Heartbeats heartbeats(clock);
   device::Device& device = devices.device();
+  if (const std::string uuid = device.description().UuidText(); !uuid.empty()) {
+    logger.Log(LogLevel::kInfo, "device",
+               {{"device", device.description().name},
+                {"uuid", uuid},
+                {"model", device.description().model}});
+  }
   metrics::Metrics metrics({.version = std::string(Version()),
                             .device = device.description().name,
                             .isa = device.description().kernels});
@@ -327,17 +333,20 @@ absl::StatusOr<config::DeviceMemory> OpenDevice(const config::DeviceChoice& choi
                                                 device::Finder& devices) {
   using Kind = config::DeviceChoice::Kind;
   if (choice.kind != Kind::kCpu) {
-    const absl::StatusOr<std::uint64_t> bytes = devices.OpenCuda(static_cast<int>(choice.ordinal));
+    const absl::StatusOr<std::uint64_t> bytes =
+        choice.uuid.has_value() ? devices.OpenCuda(*choice.uuid)
+                                : devices.OpenCuda(static_cast<int>(choice.ordinal));
     if (bytes.ok()) {
       return config::DeviceMemory{
           .bytes = *bytes,
           .source = Concat("the memory of ", devices.device().description().name, " (",
-                           devices.device().description().model, ")")};
+                           devices.device().description().model, ")"),
+          .uuid = devices.device().description().uuid};
     }
     if (choice.kind == Kind::kCuda) return bytes.status();
   }
-  devices.OpenCpu();
-  return config::HostMemoryOf({.kind = Kind::kCpu});
+  devices.OpenCpu(choice.uuid);
+  return config::HostMemoryOf({.kind = Kind::kCpu, .uuid = choice.uuid});
 }
 
 // The part of --check-config that is left after loading: files that only the server reads.

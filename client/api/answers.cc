@@ -149,6 +149,7 @@ SequenceDescription FromProto(const v1::DescribeResponse& response) {
 DaemonStats FromProto(const v1::StatsResponse& response) {
   DaemonStats stats = {.version = response.version(),
                        .device = response.device(),
+                       .device_uuid = response.device_uuid(),
                        .implementation = response.implementation(),
                        .uptime = std::chrono::duration<double>(response.uptime_seconds()),
                        .draining = response.draining(),
@@ -176,6 +177,7 @@ DaemonStats FromProto(const v1::StatsResponse& response) {
 DaemonInfo FromProto(const v1::Welcome& welcome) {
   return {.tenant = welcome.tenant(),
           .device = welcome.device(),
+          .device_uuid = welcome.device_uuid_text(),
           .tail_ring_tiles = welcome.tail_ring_tiles(),
           .max_message_bytes = welcome.max_message_bytes(),
           .staging_bytes = welcome.staging_bytes(),

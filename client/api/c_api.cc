@@ -116,6 +116,7 @@ tessera_code tessera_attach(const tessera_attach_options* options, tessera_worke
       Adopt(options, tessera_attach_options TESSERA_ATTACH_OPTIONS_INIT);
   client::AttachOptions attach;
   if (given.address != nullptr) attach.address = given.address;
+  attach.device = Text(given.device);
   attach.tenant_token = Text(given.tenant_token);
   attach.worker_name = Text(given.worker_name);
   attach.group = Text(given.group);

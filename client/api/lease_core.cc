@@ -295,6 +295,7 @@ absl::Status Core::OpenSession(ReattachReport& report) {
   std::unique_ptr<Transport> transport = *std::move(opened_transport);
   absl::StatusOr<v1::Welcome> welcome = Greet(*transport, stream);
   if (!welcome.ok()) return failed(welcome.status());
+  if (absl::Status status = connector_->Check(*welcome); !status.ok()) return failed(status);
 
   std::unique_ptr<MappedMemory> mapped;
   if (options_.map_memory && connector_->local() && !welcome->descriptor_socket().empty()) {

@@ -9,6 +9,7 @@
 #include "client/api/tensor_memory.h"
 #include "client/api/worker_access.h"
 #include "client/error/error_info.h"
+#include "client/rpc/daemon_directory.h"
 #include "client/rpc/grpc_transport.h"
 #include "client/sequence/bulk_append.h"
 #include "client/sequence/compression.h"
@@ -40,8 +41,15 @@ absl::StatusOr<std::unique_ptr<Worker>> AttachWith(AttachOptions options,
                                                    const Environment& environment,
                                                    std::unique_ptr<Connector> connector) {
   if (connector == nullptr) {
-    absl::StatusOr<std::unique_ptr<Connector>> grpc =
-        NewGrpcConnector(options.address, options.tls);
+    GrpcTarget target = {.address = options.address, .tls = options.tls, .device = {}};
+    // Here, because the current device is that of the calling thread.
+    if (!options.device.empty() || IsDirectoryAddress(options.address)) {
+      absl::StatusOr<WantedDevice> device = FindWantedDevice(
+          environment.gpus == nullptr ? GpuPlatform::System() : *environment.gpus, options.device);
+      if (!device.ok()) return device.status();
+      target.device = *std::move(device);
+    }
+    absl::StatusOr<std::unique_ptr<Connector>> grpc = NewGrpcConnector(std::move(target));
     if (!grpc.ok()) return grpc.status();
     connector = *std::move(grpc);
   }

@@ -31,8 +31,8 @@ absl::StatusOr<std::unique_ptr<Gpu>> Gpu::Open(const GpuPlatform& platform, std:
   const absl::StatusOr<std::vector<CudaDeviceInfo>> devices = ListCudaDevices(*gpu->calls_);
   if (!devices.ok()) return Unusable(AsStringView(devices.status().message()));
   for (const CudaDeviceInfo& device : *devices) {
-    if (uuid.size() != device.uuid.size() ||
-        std::memcmp(uuid.data(), device.uuid.data(), uuid.size()) != 0) {
+    if (uuid.size() != device.uuid.bytes.size() ||
+        std::memcmp(uuid.data(), device.uuid.bytes.data(), uuid.size()) != 0) {
       continue;
     }
     gpu->ordinal_ = device.ordinal;

@@ -90,7 +90,7 @@ absl::Status CheckAddress(const std::string& address) {
                       colon + 1 < address.size() && address.find("://") == std::string::npos;
   if (is_unix || is_tcp) return absl::OkStatus();
   return absl::InvalidArgumentError(
-      Concat("address \"", address, "\" is neither unix:PATH nor HOST:PORT"));
+      Concat("address \"", address, "\" is neither unix:PATH nor unix:DIRECTORY/ nor HOST:PORT"));
 }
 
 absl::StatusOr<std::shared_ptr<grpc::Channel>> OpenChannel(const std::string& address,

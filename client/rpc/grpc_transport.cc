@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "client/rpc/channel.h"
+#include "client/rpc/daemon_directory.h"
 #include "client/rpc/status.h"
 #include "daemon/base/strings.h"
 #include "tessera/v1/tessera.grpc.pb.h"
@@ -183,25 +184,31 @@ class GrpcTransport final : public Transport {
 
 class GrpcConnector final : public Connector {
  public:
-  GrpcConnector(std::string address, std::optional<TlsOptions> tls)
-      : address_(std::move(address)), tls_(std::move(tls)) {}
+  explicit GrpcConnector(GrpcTarget target)
+      : target_(std::move(target)), in_directory_(IsDirectoryAddress(target_.address)) {}
   absl::StatusOr<std::unique_ptr<Transport>> NewTransport() override {
-    return GrpcTransport::Open(address_, tls_);
+    if (!in_directory_) return GrpcTransport::Open(target_.address, target_.tls);
+    // Picked anew for each attachment, because the daemon's successor may use another name.
+    const absl::StatusOr<DaemonSocket> socket = PickDaemon(target_.address, target_.device);
+    if (!socket.ok()) return socket.status();
+    return GrpcTransport::Open(socket->address(), target_.tls);
   }
-  bool local() const override { return IsUnixAddress(address_); }
-  const std::string& address() const override { return address_; }
+  absl::Status Check(const v1::Welcome& welcome) const override {
+    return CheckDevice(welcome, target_.device);
+  }
+  bool local() const override { return IsUnixAddress(target_.address); }
+  const std::string& address() const override { return target_.address; }
 
  private:
-  const std::string address_;
-  const std::optional<TlsOptions> tls_;
+  const GrpcTarget target_;
+  const bool in_directory_;
 };
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Connector>> NewGrpcConnector(const std::string& address,
-                                                            const std::optional<TlsOptions>& tls) {
-  if (absl::Status status = CheckAddress(address); !status.ok()) return status;
-  return std::unique_ptr<Connector>(std::make_unique<GrpcConnector>(address, tls));
+absl::StatusOr<std::unique_ptr<Connector>> NewGrpcConnector(GrpcTarget target) {
+  if (absl::Status status = CheckAddress(target.address); !status.ok()) return status;
+  return std::unique_ptr<Connector>(std::make_unique<GrpcConnector>(std::move(target)));
 }
 
 }  // namespace tessera::client

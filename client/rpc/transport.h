@@ -78,6 +78,8 @@ class Connector {
  public:
   virtual ~Connector() = default;
   virtual absl::StatusOr<std::unique_ptr<Transport>> NewTransport() = 0;
+  // Whether the daemon that answered is the one that was meant; if not, the error says why.
+  virtual absl::Status Check(const v1::Welcome&) const { return absl::OkStatus(); }
   // Whether the daemon runs on this machine, so that memory can be mapped.
   virtual bool local() const = 0;
   virtual const std::string& address() const = 0;

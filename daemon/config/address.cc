@@ -30,6 +30,13 @@ bool IsHostName(std::string_view host) {
   return !host.empty() && host.size() <= 253;
 }
 
+void ReplaceAll(std::string& text, std::string_view from, std::string_view to) {
+  for (std::size_t at = text.find(from); at != std::string::npos;
+       at = text.find(from, at + to.size())) {
+    text.replace(at, from.size(), to);
+  }
+}
+
 }  // namespace
 
 std::string HostPort::ToString() const {
@@ -47,6 +54,14 @@ bool HostPort::IsLoopback() const {
 
 std::string ListenAddress::ToString() const {
   return is_unix() ? Concat("unix:", unix_path) : tcp.ToString();
+}
+
+bool ListenAddress::needs_uuid() const {
+  return unix_path.find(kUuidPlaceholder) != std::string::npos;
+}
+
+void ListenAddress::SetUuid(const DeviceUuid& uuid) {
+  ReplaceAll(unix_path, kUuidPlaceholder, uuid.ToString());
 }
 
 absl::StatusOr<HostPort> ParseHostPort(std::string_view text) {
@@ -90,8 +105,13 @@ absl::StatusOr<ListenAddress> ParseListenAddress(std::string_view text) {
   // "//run/x" means "/run/x", but "unix://run/x" would be read as "run/x".
   while (path.starts_with("//")) path.remove_prefix(1);
   if (path.empty()) return BadAddress(text, "the path is missing");
-  if (path.size() > kMaxUnixPath) {
-    return BadAddress(text, Concat("the path has ", path.size(), " bytes; the limit is ",
+  std::string longest(path);
+  ReplaceAll(longest, kUuidPlaceholder, std::string(kDeviceUuidLength, 'x'));
+  if (longest.find_first_of("{}") != std::string::npos) {
+    return BadAddress(text, "the only placeholder is {uuid}, the UUID of the daemon's device");
+  }
+  if (longest.size() > kMaxUnixPath) {
+    return BadAddress(text, Concat("the path has ", longest.size(), " bytes; the limit is ",
                                    kMaxUnixPath, ", which leaves room for the \"",
                                    kDescriptorSuffix, "\" of the descriptor socket"));
   }

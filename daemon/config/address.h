@@ -7,6 +7,8 @@
 #include <string_view>
 
 #include "absl/status/statusor.h"
+#include "daemon/platform/device_uuid.h"
+#include "daemon/platform/unix_socket.h"
 
 namespace tessera::config {
 
@@ -27,6 +29,10 @@ struct ListenAddress {
   HostPort tcp;
 
   bool is_unix() const { return !unix_path.empty(); }
+  // Whether the path contains kUuidPlaceholder.
+  bool needs_uuid() const;
+  // Replaces each placeholder.
+  void SetUuid(const DeviceUuid& uuid);
   std::string ToString() const;  // "unix:/run/x.sock" or "host:port", as gRPC expects it
   friend bool operator==(const ListenAddress&, const ListenAddress&) = default;
 };
@@ -34,13 +40,12 @@ struct ListenAddress {
 // The socket on which the daemon listens if the configuration names no address.
 inline constexpr std::string_view kDefaultSocketPath = "/run/tessera/tesserad.sock";
 
-// Files next to a Unix socket PATH: the descriptor socket PATH.fd and the lock file PATH.lock.
-inline constexpr std::string_view kDescriptorSuffix = ".fd";
-inline constexpr std::string_view kLockSuffix = ".lock";
-
 // Longest Unix socket path in bytes. sun_path holds 107 without the final zero (see unix(7)), and
 // the path of the descriptor socket must fit too.
 inline constexpr std::size_t kMaxUnixPath = 107 - kDescriptorSuffix.size();
+
+// In the path of a Unix socket, stands for the UUID of the daemon's device.
+inline constexpr std::string_view kUuidPlaceholder = "{uuid}";
 
 // INVALID_ARGUMENT names the text and the reason.
 absl::StatusOr<HostPort> ParseHostPort(std::string_view text);

@@ -10,6 +10,7 @@
 namespace tessera::config {
 
 std::string DeviceChoice::ToString() const {
+  if (uuid.has_value()) return uuid->ToString();
   switch (kind) {
     case Kind::kAuto:
       return "auto";
@@ -25,6 +26,18 @@ absl::StatusOr<DeviceChoice> ParseDevice(std::string_view text) {
   using Kind = DeviceChoice::Kind;
   if (text == "auto") return DeviceChoice{.kind = Kind::kAuto};
   if (text == "cpu") return DeviceChoice{.kind = Kind::kCpu};
+  if (HasDeviceUuidPrefix(text)) {
+    const absl::StatusOr<DeviceUuid> uuid = ParseDeviceUuid(text);
+    if (!uuid.ok()) return uuid.status();
+    const bool is_cpu = uuid->kind == DeviceUuid::Kind::kCpu;
+    return DeviceChoice{.kind = is_cpu ? Kind::kCpu : Kind::kCuda, .uuid = *uuid};
+  }
+  if (text == "cuda:all" || text == "cuda" || text == "all") {
+    return absl::InvalidArgumentError(Concat(
+        "\"", text, "\": a daemon serves one device; start one daemon per GPU, each with its ",
+        "own --device=cuda:N and --metrics port, and all with ",
+        "--listen=unix:/run/tessera/{uuid}.sock"));
+  }
   constexpr std::string_view kCuda = "cuda:";
   if (text.starts_with(kCuda)) {
     DeviceChoice device{.kind = Kind::kCuda};
@@ -32,8 +45,9 @@ absl::StatusOr<DeviceChoice> ParseDevice(std::string_view text) {
     const auto parsed = std::from_chars(text.data() + kCuda.size(), end, device.ordinal);
     if (parsed.ec == std::errc() && parsed.ptr == end && device.ordinal < 1024) return device;
   }
-  return absl::InvalidArgumentError(
-      Concat("\"", text, "\" is not a device: use auto, cpu or cuda:N with N below 1024"));
+  return absl::InvalidArgumentError(Concat(
+      "\"", text, "\" is not a device: use auto, cpu, cuda:N with N below 1024, or a UUID as ",
+      "nvidia-smi -L prints it"));
 }
 
 std::uint64_t UsablePoolBytes(const Config& config) {

@@ -13,6 +13,7 @@
 #include "daemon/base/bytes.h"
 #include "daemon/base/log.h"
 #include "daemon/config/address.h"
+#include "daemon/platform/device_uuid.h"
 #include "daemon/platform/peer_rules.h"
 
 namespace tessera::config {
@@ -21,8 +22,10 @@ struct DeviceChoice {
   enum class Kind : std::uint8_t { kAuto, kCpu, kCuda };
   Kind kind = Kind::kAuto;
   std::uint32_t ordinal = 0;  // of a CUDA device
+  // Chooses the CUDA device instead of the ordinal, or names the CPU.
+  std::optional<DeviceUuid> uuid;
 
-  std::string ToString() const;  // "auto", "cpu", "cuda:1"
+  std::string ToString() const;  // "auto", "cpu", "cuda:1", "GPU-...", "MIG-...", "CPU-..."
   friend bool operator==(const DeviceChoice&, const DeviceChoice&) = default;
 };
 absl::StatusOr<DeviceChoice> ParseDevice(std::string_view text);

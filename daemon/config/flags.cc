@@ -32,7 +32,9 @@ struct FlagRow {
 // One row per field of DaemonConfig except `tenants`. The message defines the types.
 constexpr std::array<FlagRow, 33> kRows = {{
     {"listen", "ADDRESS", "listen",
-     "Address to listen on: unix:PATH or HOST:PORT. Repeat it or separate addresses by commas."},
+     "Address to listen on: unix:PATH or HOST:PORT. {uuid} in PATH is the UUID of the device. "
+     "Repeat "
+     "it or separate addresses by commas."},
     {"unix-socket-mode", "MODE", "unix_socket_mode", "File mode of the Unix sockets, octal."},
     {"unix-peers", "LIST", "unix_peers",
      "Users and groups that may connect to the Unix sockets, e.g. uid:1000,gid:27. Empty: as the "
@@ -46,7 +48,9 @@ constexpr std::array<FlagRow, 33> kRows = {{
      "PEM file with authorities; TCP clients need a certificate from one of them."},
     {"metrics", "HOST:PORT", "metrics_address",
      "Address of the HTTP pages /metrics, /healthz, /readyz and /version. Empty: none."},
-    {"device", "DEVICE", "device", "Device that holds the pools: auto, cpu or cuda:N."},
+    {"device", "DEVICE", "device",
+     "Device that holds the pools: auto, cpu, cuda:N, or a UUID: GPU-..., MIG-..., or CPU-... as "
+     "the name of this daemon's host memory."},
     {"pool-bytes", "BYTES", "pool_bytes",
      "Maximum size of all tenants' pools, tails and staging arenas, e.g. 8GiB. 0: half of the "
      "device's memory."},

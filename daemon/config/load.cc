@@ -154,7 +154,8 @@ absl::StatusOr<DeviceMemory> HostMemoryOf(const DeviceChoice& choice) {
   }
   absl::StatusOr<MemoryLimit> limit = DetectMemoryLimit();
   if (!limit.ok()) return limit.status();
-  return DeviceMemory{.bytes = limit->bytes, .source = std::move(limit->source)};
+  return DeviceMemory{
+      .bytes = limit->bytes, .source = std::move(limit->source), .uuid = choice.uuid};
 }
 
 absl::StatusOr<Invocation> LoadConfig(std::span<const std::string_view> args,

@@ -10,6 +10,8 @@
 namespace tessera::config {
 namespace {
 
+constexpr std::string_view kExampleUuid = "00000000-0000-0000-0000-000000000001";
+
 // "67108864 (64.0 MiB)"
 std::string Exact(std::uint64_t bytes) { return Concat(bytes, " (", FormatBytes(bytes), ")"); }
 
@@ -156,9 +158,28 @@ absl::Status CheckTenants(const Config& config) {
   return absl::OkStatus();
 }
 
+absl::Status SetUuids(std::optional<DeviceUuid> uuid, Config& config) {
+  if (!uuid.has_value()) uuid = config.device.uuid;
+  // --check-config on a machine without the GPU that is named by its number.
+  if (!uuid.has_value() && config.device.kind == DeviceChoice::Kind::kCuda) return absl::OkStatus();
+  for (ListenAddress& address : config.listen) {
+    if (!address.needs_uuid()) continue;
+    if (!uuid.has_value()) {
+      const bool automatic = config.device.kind == DeviceChoice::Kind::kAuto;
+      return Refuse("listen", Concat("\"", address.ToString(), "\": the CPU has no UUID",
+                                     automatic ? ", and --device=auto found no usable GPU" : "",
+                                     "; give it one, as in --device=CPU-", kExampleUuid,
+                                     ", or name the socket without {uuid}"));
+    }
+    address.SetUuid(*uuid);
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::Status ResolveDefaults(const DeviceMemory& memory, Config& config) {
+  if (absl::Status status = SetUuids(memory.uuid, config); !status.ok()) return status;
   if (config.pool_bytes == 0 && config.pool_extent_bytes > 0) {
     const std::uint64_t half = memory.bytes / 2;
     config.pool_bytes = half - half % config.pool_extent_bytes;

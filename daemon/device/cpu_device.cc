@@ -108,10 +108,11 @@ class Encoder {
 
 }  // namespace
 
-CpuDevice::CpuDevice(const kernels::Implementation& kernels)
+CpuDevice::CpuDevice(const kernels::Implementation& kernels, const std::optional<DeviceUuid>& uuid)
     : kernels_(kernels),
       description_{.name = "cpu",
                    .kernels = std::string(kernels::ImplementationName(kernels)),
+                   .uuid = uuid,
                    .granularity = PageBytes(),
                    .reads_host_memory = true} {}
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 
 #include "daemon/device/device.h"
 #include "daemon/device/host_memory.h"
@@ -11,7 +12,8 @@ namespace tessera::device {
 
 class CpuDevice : public Device {
  public:
-  explicit CpuDevice(const kernels::Implementation& kernels);
+  explicit CpuDevice(const kernels::Implementation& kernels,
+                     const std::optional<DeviceUuid>& uuid = std::nullopt);
 
   const Description& description() const override { return description_; }
   absl::Status health() const override { return absl::OkStatus(); }

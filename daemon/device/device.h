@@ -5,7 +5,6 @@
 // daemon keeps serving calls that need no device (Free, Describe, Stats).
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -17,6 +16,7 @@
 
 #include "absl/status/statusor.h"
 #include "daemon/device/memory.h"
+#include "daemon/platform/device_uuid.h"
 #include "kernels/dispatch/attend.h"
 #include "kernels/format/element.h"
 #include "kernels/format/part.h"
@@ -126,8 +126,9 @@ class Device {
     std::string name;     // "cpu", "cuda:0"
     std::string kernels;  // "avx512", "cuda"
     std::string model;    // GPU model name, for display
-    // Identifies the GPU across processes, whose ordinals may differ. Empty for the CPU.
-    std::optional<std::array<std::byte, 16>> uuid;
+    // Identifies the device across processes, whose ordinals may differ. The CPU has one only if
+    // the configuration gives it one.
+    std::optional<DeviceUuid> uuid;
     // Sizes of memory pieces, and offsets in a space, are multiples of it.
     std::uint64_t granularity = 0;
     // Row addresses and strides in requests must be multiples of it.
@@ -138,6 +139,9 @@ class Device {
     std::uint32_t observations_per_call = 1;
     // Memory that a worker has mapped may be freed only after the worker has closed it or exited.
     bool waits_for_importers = false;
+
+    // "GPU-...", "MIG-...", "CPU-..." or "".
+    std::string UuidText() const { return uuid.has_value() ? uuid->ToString() : std::string(); }
   };
 
   virtual ~Device() = default;

@@ -1,10 +1,13 @@
 #include "daemon/device/finder.h"
 
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "daemon/base/strings.h"
 #include "daemon/device/cpu_device.h"
 #include "daemon/device/cuda_device.h"
+#include "daemon/platform/cuda_memory.h"
 #include "kernels/dispatch/implementation.h"
 
 namespace tessera::device {
@@ -15,12 +18,37 @@ absl::StatusOr<std::uint64_t> Finder::OpenCuda(int ordinal) {
   return bytes;
 }
 
-absl::StatusOr<std::uint64_t> Finder::TryCuda(int ordinal) {
-  if (calls_ == nullptr) {
-    absl::StatusOr<std::unique_ptr<CudaCalls>> calls = load_cuda_();
-    if (!calls.ok()) return calls.status();
-    calls_ = *std::move(calls);
+absl::StatusOr<std::uint64_t> Finder::OpenCuda(const DeviceUuid& uuid) {
+  const absl::StatusOr<int> ordinal = OrdinalOf(uuid);
+  if (ordinal.ok()) return OpenCuda(*ordinal);
+  why_no_cuda_ = AsStringView(ordinal.status().message());
+  return ordinal.status();
+}
+
+absl::Status Finder::Load() {
+  if (calls_ != nullptr) return absl::OkStatus();
+  absl::StatusOr<std::unique_ptr<CudaCalls>> calls = load_cuda_();
+  if (!calls.ok()) return calls.status();
+  calls_ = *std::move(calls);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<int> Finder::OrdinalOf(const DeviceUuid& uuid) {
+  if (absl::Status status = Load(); !status.ok()) return status;
+  const absl::StatusOr<std::vector<CudaDeviceInfo>> devices = ListCudaDevices(*calls_);
+  if (!devices.ok()) return absl::FailedPreconditionError(devices.status().message());
+  std::string visible;
+  for (const CudaDeviceInfo& device : *devices) {
+    if (device.uuid.bytes == uuid.bytes) return device.ordinal;
+    Append(visible, visible.empty() ? "" : ", ", device.uuid.ToString());
   }
+  return absl::FailedPreconditionError(Concat("this process does not see it; it sees ",
+                                              visible.empty() ? "no GPU" : visible,
+                                              " (CUDA_VISIBLE_DEVICES, NVIDIA_VISIBLE_DEVICES)"));
+}
+
+absl::StatusOr<std::uint64_t> Finder::TryCuda(int ordinal) {
+  if (absl::Status status = Load(); !status.ok()) return status;
   absl::StatusOr<std::unique_ptr<CudaDevice>> device =
       CudaDevice::Create({.calls = calls_.get(),
                           .gpus = &gpus_,
@@ -32,7 +60,9 @@ absl::StatusOr<std::uint64_t> Finder::TryCuda(int ordinal) {
   return bytes;
 }
 
-void Finder::OpenCpu() { device_ = std::make_unique<CpuDevice>(kernels::BestImplementation()); }
+void Finder::OpenCpu(const std::optional<DeviceUuid>& uuid) {
+  device_ = std::make_unique<CpuDevice>(kernels::BestImplementation(), uuid);
+}
 
 void Finder::OnFailure(std::function<void(const absl::Status& why)> handler) {
   MutexLock lock(mutex_);

@@ -25,7 +25,9 @@ class Finder {
   // Opens a GPU and returns its memory size in bytes. Returns FAILED_PRECONDITION with a reason if
   // the GPU cannot be used.
   absl::StatusOr<std::uint64_t> OpenCuda(int ordinal);
-  void OpenCpu();
+  // The same for the GPU or MIG instance with this UUID.
+  absl::StatusOr<std::uint64_t> OpenCuda(const DeviceUuid& uuid);
+  void OpenCpu(const std::optional<DeviceUuid>& uuid = std::nullopt);
   // Reason of the last OpenCuda failure; empty if none has failed.
   const std::string& why_no_cuda() const { return why_no_cuda_; }
 
@@ -35,6 +37,8 @@ class Finder {
   void OnFailure(std::function<void(const absl::Status& why)> handler);
 
  private:
+  absl::Status Load();
+  absl::StatusOr<int> OrdinalOf(const DeviceUuid& uuid);
   absl::StatusOr<std::uint64_t> TryCuda(int ordinal);
   void Failed(const absl::Status& why);
 

@@ -17,6 +17,9 @@ namespace {
 struct DriverFunctions {
   PFN_cuGetErrorName_v6000 get_error_name = nullptr;
   PFN_cuDeviceGetAttribute_v2000 device_get_attribute = nullptr;
+  PFN_cuDeviceGetUuid_v9020 gpu_uuid = nullptr;   // of the whole GPU
+  PFN_cuDeviceGetUuid_v11040 own_uuid = nullptr;  // in MIG mode: of the instance
+  PFN_cuCtxGetDevice_v2000 context_device = nullptr;
   PFN_cuMemGetAllocationGranularity_v10020 granularity = nullptr;
   PFN_cuMemCreate_v10020 create = nullptr;
   PFN_cuMemRelease_v10020 release = nullptr;
@@ -55,6 +58,9 @@ absl::Status FindAll(DriverFunctions& driver) {
   };
   find("cuGetErrorName", 6000, driver.get_error_name);
   find("cuDeviceGetAttribute", 2000, driver.device_get_attribute);
+  find("cuDeviceGetUuid", 9020, driver.gpu_uuid);
+  find("cuDeviceGetUuid", 11040, driver.own_uuid);
+  find("cuCtxGetDevice", 2000, driver.context_device);
   find("cuMemGetAllocationGranularity", 10020, driver.granularity);
   find("cuMemCreate", 10020, driver.create);
   find("cuMemRelease", 10020, driver.release);
@@ -96,11 +102,10 @@ class LoadedCuda final : public CudaCalls {
     }
     info->ordinal = device;
     info->name = properties.name;
-    static_assert(sizeof properties.uuid == sizeof info->uuid);
-    std::memcpy(info->uuid.data(), &properties.uuid, sizeof info->uuid);
     info->compute_major = properties.major;
     info->compute_minor = properties.minor;
     info->memory_bytes = properties.totalGlobalMem;
+    if (CudaResult result = ReadUuid(device, info->uuid); !result.ok()) return result;
     int has_virtual_memory = 0;
     int has_descriptors = 0;
     CUresult error = driver_.device_get_attribute(
@@ -118,6 +123,14 @@ class LoadedCuda final : public CudaCalls {
     error = driver_.granularity(&granularity, &memory, CU_MEM_ALLOC_GRANULARITY_MINIMUM);
     info->granularity = granularity;
     return Answer(error);
+  }
+
+  CudaResult CurrentDevice(int* device) override {
+    // The caller's own CUDA runtime may have made a context current that this runtime did not make.
+    CUdevice current = 0;
+    if (driver_.context_device(&current) != CUDA_SUCCESS) return Answer(cudaGetDevice(device));
+    *device = current;
+    return {};
   }
 
   CudaResult Create(int device, std::uint64_t bytes, std::uint64_t* handle) override {
@@ -204,6 +217,19 @@ class LoadedCuda final : public CudaCalls {
   }
 
  private:
+  CudaResult ReadUuid(int device, DeviceUuid& uuid) const {
+    CUuuid own = {};
+    CUuuid gpu = {};
+    CUresult error = driver_.own_uuid(&own, device);
+    if (error == CUDA_SUCCESS) error = driver_.gpu_uuid(&gpu, device);
+    if (error != CUDA_SUCCESS) return Answer(error);
+    static_assert(sizeof own.bytes == sizeof uuid.bytes);
+    std::memcpy(uuid.bytes.data(), own.bytes, sizeof own.bytes);
+    const bool is_instance = std::memcmp(own.bytes, gpu.bytes, sizeof own.bytes) != 0;
+    uuid.kind = is_instance ? DeviceUuid::Kind::kMig : DeviceUuid::Kind::kGpu;
+    return {};
+  }
+
   CudaResult Answer(CUresult error) const {
     if (error == CUDA_SUCCESS) return {};
     const char* name = nullptr;

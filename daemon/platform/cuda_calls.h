@@ -9,6 +9,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "daemon/platform/device_uuid.h"
 #include "daemon/platform/memfd.h"
 
 namespace tessera {
@@ -26,7 +27,7 @@ struct CudaResult {
 struct CudaDeviceInfo {
   int ordinal = 0;
   std::string name;
-  std::array<std::byte, 16> uuid = {};
+  DeviceUuid uuid;
   int compute_major = 0;
   int compute_minor = 0;
   std::uint64_t memory_bytes = 0;
@@ -41,6 +42,8 @@ class CudaCalls {
 
   virtual CudaResult DeviceCount(int* count) = 0;
   virtual CudaResult DescribeDevice(int device, CudaDeviceInfo* info) = 0;
+  // The device of the calling thread's CUDA context; without a context, the device it would use.
+  virtual CudaResult CurrentDevice(int* device) = 0;
 
   // Virtual memory management: physical memory, address ranges, and mappings between them.
   virtual CudaResult Create(int device, std::uint64_t bytes, std::uint64_t* handle) = 0;

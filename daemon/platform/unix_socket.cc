@@ -55,6 +55,18 @@ absl::StatusOr<Fd> ConnectUnix(const std::string& path) {
   return socket;
 }
 
+absl::Status ProbeUnix(const std::string& path) {
+  absl::StatusOr<sockaddr_un> address = Address(path);
+  if (!address.ok()) return address.status();
+  const Fd socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!socket.valid()) return ErrnoStatus("socket");
+  const int result =
+      ::connect(socket.get(), reinterpret_cast<sockaddr*>(&*address), sizeof *address);
+  // EAGAIN: the listener has not accepted earlier connections yet.
+  if (result == 0 || errno == EAGAIN) return absl::OkStatus();
+  return ErrnoStatus(Concat("connecting to ", path));
+}
+
 absl::Status SendMessage(int socket, std::span<const std::byte> bytes, int fd) {
   alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
   std::size_t sent = 0;

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -12,11 +13,19 @@
 
 namespace tessera {
 
+// Files next to the socket PATH of a daemon: the descriptor socket PATH.fd and the lock file
+// PATH.lock.
+inline constexpr std::string_view kDescriptorSuffix = ".fd";
+inline constexpr std::string_view kLockSuffix = ".lock";
+
 // Binds and listens. It replaces a leftover socket file, so the caller must hold the LockFile,
 // which proves that no live daemon uses it. `mode` is set before a peer can connect.
 absl::StatusOr<Fd> ListenUnix(const std::string& path, unsigned mode, bool non_blocking);
 
 absl::StatusOr<Fd> ConnectUnix(const std::string& path);
+// Whether a process listens on the socket: connects and closes. PERMISSION_DENIED if this process
+// may not connect; any other error means that nobody answers. Never blocks.
+absl::Status ProbeUnix(const std::string& path);
 
 // Sends all of `bytes`, with `fd` attached if it is >= 0. Never raises SIGPIPE. Fails with
 // RESOURCE_EXHAUSTED if too many descriptors are open or in flight in this process or the system

@@ -18,6 +18,7 @@
 #include "daemon/http/server.h"
 #include "daemon/platform/lock_file.h"
 #include "daemon/platform/peer_rules.h"
+#include "daemon/platform/unix_socket.h"
 #include "daemon/serving/attach/connections.h"
 #include "daemon/serving/attach/unix_acceptor.h"
 #include "daemon/serving/attach/watcher.h"
@@ -112,10 +113,8 @@ class Server {
 
 // Paths of the files next to a gRPC socket.
 inline std::string DescriptorPath(const std::string& unix_path) {
-  return Concat(unix_path, config::kDescriptorSuffix);
+  return Concat(unix_path, kDescriptorSuffix);
 }
-inline std::string LockPath(const std::string& unix_path) {
-  return Concat(unix_path, config::kLockSuffix);
-}
+inline std::string LockPath(const std::string& unix_path) { return Concat(unix_path, kLockSuffix); }
 
 }  // namespace tessera::serving

@@ -13,7 +13,7 @@ import cases
 import certificates
 from chart import container, rendered
 
-GPU_STANDS_IN = ["--device=cpu", "--pool-bytes=256MiB"]
+GPU_STANDS_IN = ["--device=CPU-00000000-0000-0000-0000-000000000001", "--pool-bytes=256MiB"]
 
 programs = None  # where tesserad and tessera are
 
@@ -39,8 +39,7 @@ class Configurations(unittest.TestCase):
                 (self.folder / "tokens" / tenant["name"]).write_text(tenant["name"])
             # The files of a pod are below /etc/tessera.
             file = self.folder / "config/tesserad.json"
-            file.write_text(text.replace('"/etc/tessera/', f'"{self.folder}/')
-                            .replace("{uuid}", "uuid"))
+            file.write_text(text.replace('"/etc/tessera/', f'"{self.folder}/'))
             arguments = [word.replace("/etc/tessera", str(self.folder))
                          for word in container(daemon)["args"]]
             self.assertIn(f"--config={file}", arguments)

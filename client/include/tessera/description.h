@@ -109,7 +109,8 @@ struct TenantStats {
 
 struct DaemonStats {
   std::string version;
-  std::string device;          // "cpu" or "cuda:N"
+  std::string device;          // "cpu" or "cuda:N", as the daemon numbers devices
+  std::string device_uuid;     // "GPU-...", "MIG-..." or "CPU-..."; empty: none
   std::string implementation;  // of the attention kernels
   std::chrono::duration<double> uptime{0};
   bool draining = false;
@@ -124,7 +125,8 @@ struct DaemonStats {
 // The daemon of an attachment, as it introduced itself.
 struct DaemonInfo {
   std::string tenant;
-  std::string device;                 // "cpu" or "cuda:N"
+  std::string device;                 // "cpu" or "cuda:N", as the daemon numbers devices
+  std::string device_uuid;            // "GPU-...", "MIG-..." or "CPU-..."; empty: none
   std::uint32_t tail_ring_tiles = 0;  // capacity of a lane's tail ring, in tiles of 32 tokens
   std::uint64_t max_message_bytes = 0;
   std::uint64_t staging_bytes = 0;

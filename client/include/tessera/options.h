@@ -44,11 +44,17 @@ struct TlsOptions {
 };
 
 struct AttachOptions {
-  std::string address = kDefaultAddress;  // "unix:PATH" or "HOST:PORT"
-  std::optional<TlsOptions> tls;          // unset: no encryption
-  std::string tenant_token;               // empty: the tenant configured without one
-  std::string worker_name;                // for people; at most 128 characters
-  std::string group;                      // tensor-parallel group, or empty
+  // "unix:PATH", "HOST:PORT", or "unix:DIRECTORY/" for the socket of this worker's device among
+  // those of a node's daemons.
+  std::string address = kDefaultAddress;
+  // The device whose daemon to use: a UUID ("GPU-...", "MIG-...", "CPU-...") or its beginning, or
+  // "cuda:N" as this process numbers devices. Empty: in a directory, the current CUDA device of the
+  // calling thread; without a GPU, the only daemon. Attaching fails if the daemon has another one.
+  std::string device;
+  std::optional<TlsOptions> tls;  // unset: no encryption
+  std::string tenant_token;       // empty: the tenant configured without one
+  std::string worker_name;        // for people; at most 128 characters
+  std::string group;              // tensor-parallel group, or empty
   std::uint32_t rank = 0;
   std::uint32_t group_size = 0;
   // The prefix hash that the worker relies on; attaching fails if the daemon uses another one.

@@ -90,7 +90,7 @@ typedef struct tessera_step tessera_step;
 
 typedef struct tessera_attach_options {
   size_t struct_size;
-  const char* address;      /* "unix:PATH" or "HOST:PORT"; NULL: the default socket */
+  const char* address;      /* "unix:PATH", "unix:DIRECTORY/", "HOST:PORT"; NULL: the default */
   const char* tenant_token; /* NULL: the tenant configured without one */
   const char* worker_name;  /* for people */
   const char* group;        /* tensor-parallel group */
@@ -112,11 +112,15 @@ typedef struct tessera_attach_options {
    * stderr, at most one a minute. */
   void (*on_warning)(const char* warning, void* context);
   void* warning_context;
+  /* The device whose daemon to use: a UUID ("GPU-...", "MIG-...", "CPU-...") or its beginning, or
+   * "cuda:N" as this process numbers devices. NULL: in a directory, the current CUDA device of the
+   * calling thread; without a GPU, the only daemon. */
+  const char* device;
 } tessera_attach_options;
 #define TESSERA_ATTACH_OPTIONS_INIT                                                             \
   {                                                                                             \
     sizeof(tessera_attach_options), NULL, NULL, NULL, NULL, 0, 0, 1, 0, 10000, 60000, 60000, 0, \
-        NULL, NULL, NULL, NULL, NULL, NULL                                                      \
+        NULL, NULL, NULL, NULL, NULL, NULL, NULL                                                \
   }
 
 TESSERA_API tessera_code tessera_attach(const tessera_attach_options* options,

@@ -284,9 +284,10 @@ class Reactor final : public grpc::ServerBidiReactor<v1::AttachRequest, v1::Atta
     welcome.set_tenant(tenant_->name());
     const device::Device::Description& device = services.device->description();
     welcome.set_device(device.name);
-    if (device.uuid.has_value()) {
-      welcome.set_device_uuid(device.uuid->data(), device.uuid->size());
+    if (device.uuid.has_value() && device.uuid->kind != DeviceUuid::Kind::kCpu) {
+      welcome.set_device_uuid(device.uuid->bytes.data(), device.uuid->bytes.size());
     }
+    welcome.set_device_uuid_text(device.UuidText());
     welcome.set_staging_bytes(options.staging_bytes);
     welcome.set_tail_ring_tiles(options.ring_tiles);
     welcome.set_directory_extent_bytes(options.directory_extent_bytes);

@@ -210,6 +210,8 @@ void FillNodeStats(const Services& services, v1::StatsResponse& out) {
   const cache::Node& node = *services.node;
   out.set_version(std::string(Version()));
   out.set_device(services.device->description().name);
+  out.set_device_uuid(services.device->description().UuidText());
+  out.set_device_model(services.device->description().model);
   out.set_implementation(services.device->description().kernels);
   out.set_uptime_seconds(
       std::chrono::duration<double>(services.clock->Now() - services.started).count());

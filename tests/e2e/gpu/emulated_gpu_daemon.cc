@@ -1,5 +1,6 @@
-// tesserad on a machine with an emulated GPU. Two additional flags: --gpu-shares-by-ipc, for a GPU
-// that exports no descriptors, and --gpu-fails-after=N, for one that fails after N calls.
+// tesserad on a machine with emulated GPUs. Additional flags: --gpu-uuids=UUID,..., for one GPU per
+// UUID; --gpu-shares-by-ipc, for GPUs that export no descriptors; --gpu-fails-after=N, for GPUs
+// that fail after N calls.
 #include <cstdlib>
 #include <memory>
 #include <string_view>
@@ -17,10 +18,18 @@ int main(int argc, char** argv) {
   for (int i = 1; i < argc; ++i) {
     const std::string_view arg = argv[i];
     constexpr std::string_view kFailAfter = "--gpu-fails-after=";
+    constexpr std::string_view kUuids = "--gpu-uuids=";
     if (arg == "--gpu-shares-by-ipc") {
       memory.exports_fds = false;
     } else if (arg.starts_with(kFailAfter)) {
       gpus.options.fails_after = std::atoi(argv[i] + kFailAfter.size());
+    } else if (arg.starts_with(kUuids)) {
+      memory.uuids.clear();
+      for (std::size_t at = kUuids.size(); at < arg.size(); at += tessera::kDeviceUuidLength + 1) {
+        memory.uuids.push_back(
+            tessera::ParseDeviceUuid(arg.substr(at, tessera::kDeviceUuidLength)).value());
+      }
+      gpus.devices = static_cast<int>(memory.uuids.size());
     } else {
       args.push_back(arg);
     }

@@ -53,7 +53,13 @@ std::string MakeTemporaryFolder() {
 std::unique_ptr<DaemonProcess> DaemonProcess::Start(const Options& options) {
   const bool owns_folder = options.folder.empty();
   const std::string folder = owns_folder ? MakeTemporaryFolder() : options.folder;
-  std::vector<std::string> args = {"--listen=unix:" + folder + "/tesserad.sock",
+  std::string socket = options.listen;
+  if (const std::size_t at = socket.find("{uuid}"); at != std::string::npos) {
+    socket.replace(at, 6, options.uuid);
+  }
+  // Daemons that share a folder have a file each.
+  const std::string log = folder + "/log" + (options.uuid.empty() ? "" : "-" + options.uuid);
+  std::vector<std::string> args = {"--listen=unix:" + folder + "/" + options.listen,
                                    "--pool-bytes=" + options.pool_bytes,
                                    "--metrics=",
                                    "--staging-bytes=4MiB",
@@ -66,9 +72,8 @@ std::unique_ptr<DaemonProcess> DaemonProcess::Start(const Options& options) {
     args.push_back("--config=" + path);
   }
   args.insert(args.end(), options.flags.begin(), options.flags.end());
-  const pid_t pid =
-      Spawn(options.binary.empty() ? TESSERAD_BINARY : options.binary, args, folder + "/log");
-  std::unique_ptr<DaemonProcess> daemon(new DaemonProcess(pid, folder, owns_folder));
+  const pid_t pid = Spawn(options.binary.empty() ? TESSERAD_BINARY : options.binary, args, log);
+  std::unique_ptr<DaemonProcess> daemon(new DaemonProcess(pid, folder, socket, log, owns_folder));
   const auto deadline = std::chrono::system_clock::now() + std::chrono::seconds(20);
   const std::shared_ptr<grpc::Channel> channel = daemon->Connect();
   // Polls at short intervals, so that a daemon that exits immediately is noticed immediately.
@@ -105,7 +110,7 @@ std::shared_ptr<grpc::Channel> DaemonProcess::Connect() const {
   return grpc::CreateCustomChannel(address(), grpc::InsecureChannelCredentials(), arguments);
 }
 
-std::string DaemonProcess::Log() const { return ReadAll(folder_ + "/log"); }
+std::string DaemonProcess::Log() const { return ReadAll(log_); }
 
 void DaemonProcess::Kill(int signal) { ::kill(pid_, signal); }
 

@@ -17,9 +17,11 @@ class DaemonProcess {
   struct Options {
     std::vector<std::string> flags;  // beside --listen; they override these defaults:
     std::string pool_bytes = "512MiB";
-    std::string folder;       // empty: a new temporary folder
-    std::string config_json;  // written to a file and passed as --config
-    std::string binary;       // empty: tesserad
+    std::string folder;                    // empty: a new temporary folder
+    std::string listen = "tesserad.sock";  // in the folder; may contain {uuid}
+    std::string uuid;                      // of the device, if `listen` contains {uuid}
+    std::string config_json;               // written to a file and passed as --config
+    std::string binary;                    // empty: tesserad
   };
   // Returns null if the daemon does not serve within 20 s, and prints its output to the test's.
   static std::unique_ptr<DaemonProcess> Start(const Options& options);
@@ -27,7 +29,7 @@ class DaemonProcess {
 
   pid_t pid() const { return pid_; }
   const std::string& folder() const { return folder_; }
-  std::string socket_path() const { return folder_ + "/tesserad.sock"; }
+  std::string socket_path() const { return folder_ + "/" + socket_; }
   std::string address() const { return "unix:" + socket_path(); }
   // A new connection that shares no channel with the rest of the process.
   std::shared_ptr<grpc::Channel> Connect() const;
@@ -47,10 +49,17 @@ class DaemonProcess {
   std::uint64_t HeapBytes() const;
 
  private:
-  DaemonProcess(pid_t pid, std::string folder, bool owns_folder)
-      : pid_(pid), folder_(std::move(folder)), owns_folder_(owns_folder) {}
+  DaemonProcess(pid_t pid, std::string folder, std::string socket, std::string log,
+                bool owns_folder)
+      : pid_(pid),
+        folder_(std::move(folder)),
+        socket_(std::move(socket)),
+        log_(std::move(log)),
+        owns_folder_(owns_folder) {}
   pid_t pid_;
   std::string folder_;
+  std::string socket_;  // the name of the file
+  std::string log_;
   bool owns_folder_;
   bool reaped_ = false;
 };

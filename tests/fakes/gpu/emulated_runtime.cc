@@ -182,8 +182,8 @@ std::unique_ptr<Runtime> NewEmulatedRuntime(const EmulatedRuntimeOptions& option
 }
 
 std::unique_ptr<Runtime> EmulatedGpus::Open(int device, std::string* reason) {
-  if (device == 0) return NewEmulatedRuntime(options);
-  *reason = "the emulated machine has one device";
+  if (device >= 0 && device < devices) return NewEmulatedRuntime(options);
+  *reason = "the emulated machine has no such device";
   return nullptr;
 }
 

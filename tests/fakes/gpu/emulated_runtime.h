@@ -20,10 +20,11 @@ struct EmulatedRuntimeOptions {
 
 std::unique_ptr<kernels::cuda::Runtime> NewEmulatedRuntime(const EmulatedRuntimeOptions& options);
 
-// Creates emulated runtimes for device 0.
+// Creates emulated runtimes for devices 0 to `devices` - 1.
 class EmulatedGpus final : public kernels::cuda::RuntimeSource {
  public:
   EmulatedRuntimeOptions options;
+  int devices = 1;
   std::unique_ptr<kernels::cuda::Runtime> Open(int device, std::string* reason) override;
 };
 

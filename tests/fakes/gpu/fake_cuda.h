@@ -21,6 +21,8 @@ class FakeCuda final : public CudaCalls {
   bool exports_fds = true;
   std::uint64_t granularity = std::uint64_t{2} << 20;
   int devices = 1;
+  int current = 0;                // device of the calling thread
+  std::vector<DeviceUuid> uuids;  // of the first devices; the others have zeros
   // The call to fail, counted from 0; -1: none. `failure` is its result.
   int fail_at = -1;
   CudaResult failure = {.code = 999, .name = "CUDA_ERROR_UNKNOWN"};
@@ -46,9 +48,14 @@ class FakeCuda final : public CudaCalls {
     if (CudaResult result = Enter("DescribeDevice"); !result.ok()) return result;
     info->ordinal = device;
     info->name = "fake";
+    if (device < static_cast<int>(uuids.size())) info->uuid = uuids[device];
     info->exports_fds = exports_fds;
     info->granularity = granularity;
     return {};
+  }
+  CudaResult CurrentDevice(int* device) override {
+    *device = current;
+    return Enter("CurrentDevice");
   }
   CudaResult Create(int, std::uint64_t, std::uint64_t* handle) override {
     return Add("Create", handles_, handle);

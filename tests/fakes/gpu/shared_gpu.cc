@@ -35,17 +35,23 @@ std::size_t SharedGpu::live() const {
 }
 
 CudaResult SharedGpu::DeviceCount(int* count) {
-  *count = 1;
+  *count = static_cast<int>(options_.uuids.size());
   return {};
 }
 
 CudaResult SharedGpu::DescribeDevice(int device, CudaDeviceInfo* info) {
-  if (device != 0) return kInvalid;
+  if (device < 0 || device >= static_cast<int>(options_.uuids.size())) return kInvalid;
+  info->ordinal = device;
   info->name = "emulated GPU";
-  info->uuid.fill(std::byte{0x5e});
+  info->uuid = options_.uuids[static_cast<std::size_t>(device)];
   info->memory_bytes = options_.memory_bytes;
   info->granularity = kGranularity;
   info->exports_fds = options_.exports_fds;
+  return {};
+}
+
+CudaResult SharedGpu::CurrentDevice(int* device) {
+  *device = options_.current;
   return {};
 }
 

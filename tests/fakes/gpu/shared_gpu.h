@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <vector>
 
 #include "daemon/base/mutex.h"
 #include "daemon/platform/cuda_calls.h"
@@ -18,7 +19,14 @@ class SharedGpu final : public CudaCalls {
   struct Options {
     bool exports_fds = true;  // false: only CUDA IPC
     std::uint64_t memory_bytes = std::uint64_t{1} << 30;
+    std::vector<DeviceUuid> uuids = {SomeUuid()};  // one per device
+    int current = 0;                               // device of every thread
   };
+  static DeviceUuid SomeUuid() {
+    DeviceUuid uuid;
+    uuid.bytes.fill(std::byte{0x5e});
+    return uuid;
+  }
   SharedGpu() : SharedGpu(Options{}) {}
   explicit SharedGpu(const Options& options) : options_(options) {}
   ~SharedGpu() override;
@@ -28,6 +36,7 @@ class SharedGpu final : public CudaCalls {
 
   CudaResult DeviceCount(int* count) override;
   CudaResult DescribeDevice(int device, CudaDeviceInfo* info) override;
+  CudaResult CurrentDevice(int* device) override;
   CudaResult Create(int device, std::uint64_t bytes, std::uint64_t* handle) override;
   CudaResult Release(std::uint64_t handle) override;
   CudaResult ExportFd(std::uint64_t handle, int* fd) override;

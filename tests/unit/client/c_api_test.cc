@@ -47,6 +47,25 @@ TEST(CApi, NamesWhatIsWrong) {
   EXPECT_EQ(AttachFromC(endless.c_str(), nullptr), TESSERA_INVALID_ARGUMENT);
 }
 
+TEST(CApi, ADeviceIsTakenAndChecked) {
+  tessera_attach_options options = TESSERA_ATTACH_OPTIONS_INIT;
+  EXPECT_EQ(options.device, nullptr);
+  options.address = "unix:/nonexistent/tessera/";
+  tessera_worker* worker = nullptr;
+  tessera_error error;
+  EXPECT_EQ(tessera_attach(&options, &worker, &error), TESSERA_NOT_FOUND) << error.message;
+  EXPECT_NE(std::string(error.message).find("/nonexistent/tessera/"), std::string::npos)
+      << error.message;
+  options.device = "gpu-7";
+  EXPECT_EQ(tessera_attach(&options, &worker, &error), TESSERA_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(error.message).find("device \"gpu-7\""), std::string::npos)
+      << error.message;
+  // A program that was built before the field existed.
+  options.struct_size = offsetof(tessera_attach_options, device);
+  EXPECT_EQ(tessera_attach(&options, &worker, &error), TESSERA_NOT_FOUND) << error.message;
+  EXPECT_EQ(worker, nullptr);
+}
+
 TEST(Readme, ShowsTheExampleThatIsCompiled) {
   const auto read = [](const char* path) {
     std::ifstream file(path);

@@ -63,6 +63,37 @@ TEST(ListenAddress, UnixPathsHaveTheSystemsLimit) {
               HasSubstr("has 105 bytes; the limit is 104"));
 }
 
+TEST(ListenAddress, UnixPathsMayContainTheUuidOfTheDevice) {
+  const DeviceUuid uuid = ParseDeviceUuid("GPU-01234567-89ab-cdef-f0e1-d2c3b4a59687").value();
+  auto address = ParseListenAddress("unix:/run/{uuid}/tessera-{uuid}.sock");
+  ASSERT_TRUE(address.ok()) << address.status();
+  EXPECT_TRUE(address->needs_uuid());
+  EXPECT_EQ(address->ToString(), "unix:/run/{uuid}/tessera-{uuid}.sock");
+  address->SetUuid(uuid);
+  EXPECT_FALSE(address->needs_uuid());
+  EXPECT_EQ(address->ToString(),
+            Concat("unix:/run/", uuid.ToString(), "/tessera-", uuid.ToString(), ".sock"));
+  EXPECT_FALSE(ParseListenAddress("unix:/run/tesserad.sock")->needs_uuid());
+  EXPECT_FALSE(ParseListenAddress("10.0.0.1:1")->needs_uuid());
+}
+
+TEST(ListenAddress, TheLimitHoldsForTheExpandedPath) {
+  const std::string most(kMaxUnixPath - kDeviceUuidLength, 'x');
+  EXPECT_TRUE(ParseListenAddress(Concat("unix:", most, "{uuid}")).ok());
+  const auto too_long = ParseListenAddress(Concat("unix:x", most, "{uuid}"));
+  ASSERT_FALSE(too_long.ok());
+  EXPECT_THAT(std::string(too_long.status().message()),
+              HasSubstr("has 105 bytes; the limit is 104"));
+}
+
+TEST(ListenAddress, OtherPlaceholdersAreRefused) {
+  for (const char* text : {"unix:/run/{uid}.sock", "unix:/run/{UUID}", "unix:/{", "unix:{uuid}}"}) {
+    const auto address = ParseListenAddress(text);
+    ASSERT_FALSE(address.ok()) << text;
+    EXPECT_THAT(std::string(address.status().message()), HasSubstr("placeholder is {uuid}"));
+  }
+}
+
 TEST(ListenAddress, UnixPathsAreNotWhatStandsBesideOthers) {
   for (const char* text : {"unix:q.fd", "unix:/run/q.lock"}) {
     const auto beside = ParseListenAddress(text);

@@ -7,6 +7,7 @@
 #include <fstream>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "daemon/base/strings.h"
@@ -178,6 +179,55 @@ TEST_F(LoadConfigTest, AMissingDeviceIsNamed) {
   EXPECT_THAT(std::string(loaded.status().message()), HasSubstr("\"cuda:3\""));
 }
 
+TEST_F(LoadConfigTest, AddressesGetTheUuidOfTheDevice) {
+  const std::string uuid = "GPU-01234567-89ab-cdef-f0e1-d2c3b4a59687";
+  const std::string cpu = "CPU-00000000-0000-0000-0000-000000000001";
+  const auto machine = [&](const DeviceChoice& choice) -> absl::StatusOr<DeviceMemory> {
+    if (choice.kind == DeviceChoice::Kind::kCpu) return HostMemoryOf(choice);
+    return DeviceMemory{
+        .bytes = 8 * kGiB, .source = "the test", .uuid = ParseDeviceUuid(uuid).value()};
+  };
+  for (const auto& [device, expected] :
+       {std::pair(std::string("cuda:0"), uuid), std::pair(uuid, uuid), std::pair(cpu, cpu)}) {
+    const std::string flag = "--device=" + device;
+    const std::string_view args[] = {flag, "--listen=unix:/run/t/{uuid}.sock,10.0.0.1:7400"};
+    const auto loaded = LoadConfig(args, machine);
+    ASSERT_TRUE(loaded.ok()) << loaded.status();
+    EXPECT_EQ(loaded->config.device.ToString(), device);
+    ASSERT_EQ(loaded->config.listen.size(), 2u);
+    EXPECT_EQ(loaded->config.listen[0].ToString(), "unix:/run/t/" + expected + ".sock");
+  }
+  const std::string_view twice[] = {
+      "--listen=unix:/run/t/{uuid}",
+      "--listen=unix:/run/t/GPU-01234567-89ab-cdef-f0e1-d2c3b4a59687"};
+  EXPECT_THAT(std::string(LoadConfig(twice, machine).status().message()),
+              HasSubstr("is listed twice"));
+}
+
+TEST_F(LoadConfigTest, AnAddressWithUuidNeedsADeviceWithOne) {
+  for (const char* device : {"cpu", "auto"}) {
+    const auto loaded = Load({Concat("--device=", device), "--listen=unix:/run/t/{uuid}.sock"});
+    ASSERT_TRUE(absl::IsInvalidArgument(loaded.status())) << device;
+    EXPECT_THAT(std::string(loaded.status().message()),
+                AllOf(HasSubstr("\"unix:/run/t/{uuid}.sock\": the CPU has no UUID"),
+                      HasSubstr("--device=CPU-00000000-0000-0000-0000-000000000001")));
+  }
+  EXPECT_THAT(std::string(Load({"--listen=unix:/{uuid}"}).status().message()),
+              HasSubstr("--device=auto found no usable GPU"));
+}
+
+TEST_F(LoadConfigTest, SeveralDevicesInOneDaemonAreRefusedWithTheWayToGo) {
+  for (const char* text : {"cuda:all", "cuda", "all"}) {
+    const auto loaded = Load({Concat("--device=", text)});
+    ASSERT_TRUE(absl::IsInvalidArgument(loaded.status())) << text;
+    EXPECT_THAT(std::string(loaded.status().message()),
+                AllOf(HasSubstr(Concat("device: \"", text, "\": a daemon serves one device")),
+                      HasSubstr("--device=cuda:N"), HasSubstr("{uuid}.sock")));
+  }
+  EXPECT_THAT(ErrorOfJson(R"({"device": "GPU-01"})"),
+              HasSubstr("device: \"GPU-01\" is not a device UUID"));
+}
+
 TEST_F(LoadConfigTest, TheHostsMemoryIsTheDefaultsMeasure) {
   const auto loaded = LoadConfig(std::vector<std::string_view>{"--pool-extent-bytes=2MiB"});
   ASSERT_TRUE(loaded.ok()) << loaded.status();
@@ -210,6 +260,7 @@ TEST_F(LoadConfigTest, CheckConfigAcceptsADeviceOfAnotherMachine) {
   EXPECT_THAT(checked->notes,
               ElementsAre(AllOf(HasSubstr("not checked"), HasSubstr("\"cuda:3\""))));
   EXPECT_TRUE(load({"--device=cuda:3", "--check-config", "--pool-bytes=80GiB"}).ok());
+  EXPECT_TRUE(load({"--device=cuda:3", "--check-config", "--listen=unix:/run/t/{uuid}.sock"}).ok());
   // What does not depend on the device is still checked.
   EXPECT_FALSE(load({"--device=cuda:3", "--check-config", "--max-sessions=0"}).ok());
 }

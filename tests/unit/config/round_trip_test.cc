@@ -44,6 +44,13 @@ class Generator {
     if (Coin()) config.metrics_address.reset();
     config.device.kind = static_cast<DeviceChoice::Kind>(In({0, 2}));
     if (config.device.kind == DeviceChoice::Kind::kCuda) config.device.ordinal = Small({0, 1023});
+    if (config.device.kind != DeviceChoice::Kind::kAuto && Coin()) {
+      const bool is_cpu = config.device.kind == DeviceChoice::Kind::kCpu;
+      DeviceUuid uuid = {.kind = is_cpu ? DeviceUuid::Kind::kCpu : DeviceUuid::Kind::kMig};
+      for (std::byte& byte : uuid.bytes) byte = static_cast<std::byte>(In({0, 255}));
+      config.device.ordinal = 0;
+      config.device.uuid = uuid;
+    }
     config.pool_extent_bytes = kExtentUnit * In({1, 64});
     config.pool_bytes = config.pool_extent_bytes * In({1, kMemory / config.pool_extent_bytes});
     config.staging_bytes = kExtentUnit * In({1, 1000});

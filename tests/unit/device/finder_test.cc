@@ -5,7 +5,9 @@
 
 #include <memory>
 #include <string>
+#include <utility>
 
+#include "daemon/base/strings.h"
 #include "tests/fakes/gpu/emulated_runtime.h"
 #include "tests/fakes/gpu/shared_gpu.h"
 
@@ -26,6 +28,39 @@ TEST(Finder, OpensTheGpuThatIsThere) {
   EXPECT_EQ(finder.device().description().kernels, "cuda_emulated");
   EXPECT_TRUE(finder.device().description().uuid.has_value());
   EXPECT_EQ(finder.why_no_cuda(), "");
+}
+
+constexpr char kFirst[] = "GPU-00000000-0000-0000-0000-00000000000a";
+constexpr char kSecond[] = "MIG-00000000-0000-0000-0000-00000000000b";
+
+absl::StatusOr<std::unique_ptr<CudaCalls>> TwoGpus() {
+  return std::make_unique<tests::SharedGpu>(tests::SharedGpu::Options{
+      .uuids = {ParseDeviceUuid(kFirst).value(), ParseDeviceUuid(kSecond).value()}});
+}
+
+TEST(Finder, OpensTheGpuWithAUuid) {
+  tests::EmulatedGpus gpus;
+  gpus.devices = 2;
+  Finder finder(TwoGpus, gpus);
+  for (const auto& [uuid, name] : {std::pair(kSecond, "cuda:1"), std::pair(kFirst, "cuda:0")}) {
+    const auto bytes = finder.OpenCuda(ParseDeviceUuid(uuid).value());
+    ASSERT_TRUE(bytes.ok()) << bytes.status();
+    EXPECT_EQ(finder.device().description().name, name);
+    EXPECT_EQ(finder.device().description().UuidText(), uuid);
+  }
+  const auto none = finder.OpenCuda(DeviceUuid());
+  EXPECT_TRUE(absl::IsFailedPrecondition(none.status())) << none.status();
+  EXPECT_THAT(finder.why_no_cuda(), HasSubstr(Concat("it sees ", kFirst, ", ", kSecond)));
+}
+
+TEST(Finder, TheCpuHasTheUuidThatItIsGiven) {
+  tests::EmulatedGpus gpus;
+  Finder finder(OneGpu, gpus);
+  finder.OpenCpu(DeviceUuid{.kind = DeviceUuid::Kind::kCpu});
+  EXPECT_EQ(finder.device().description().name, "cpu");
+  EXPECT_EQ(finder.device().description().UuidText(), "CPU-00000000-0000-0000-0000-000000000000");
+  finder.OpenCpu();
+  EXPECT_EQ(finder.device().description().UuidText(), "");
 }
 
 TEST(Finder, SaysWhyThereIsNoGpuAndServesTheCpu) {
