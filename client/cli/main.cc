@@ -24,6 +24,15 @@ void SilenceGrpc() {
   gpr_set_log_function([](gpr_log_func_args*) {});
 }
 
+int PrintVersion() {
+  const absl::Status status = Print(Concat("tessera ", Version(), "\n"));
+  if (status.ok()) return 0;
+  if (!absl::IsCancelled(status)) {
+    std::fprintf(stderr, "tessera: %s\n", std::string(AsStringView(status.message())).c_str());
+  }
+  return 1;
+}
+
 int Main(int argc, char** argv) {
   GuardStandardFiles();
   SilenceGrpc();
@@ -34,7 +43,7 @@ int Main(int argc, char** argv) {
   }
   const std::span<const std::string_view> rest = std::span(args).subspan(1);
   if (args[0] == "--help" || args[0] == "-h") return RunHelp(rest);
-  if (args[0] == "--version") return Print(Concat("tessera ", Version(), "\n")).ok() ? 0 : 1;
+  if (args[0] == "--version") return PrintVersion();
   if (const Command* const command = FindCommand(args[0])) return command->run(rest);
   const std::vector<std::string> names = CommandNames();
   const std::vector<std::string_view> words(names.begin(), names.end());

@@ -213,7 +213,8 @@ class Tables(WithDaemon):
 
     def test_an_output_that_cannot_be_written_is_a_failure(self):
         with open("/dev/full", "w", encoding="utf-8") as full:
-            for command in ["status"], ["status", "--json"], ["prefixes"], ["policies"], ["help"]:
+            for command in (["status"], ["status", "--json"], ["prefixes"], ["policies"], ["help"],
+                            ["--version"]):
                 if command[0] in ("status", "prefixes"):
                     command.append(f"--address={self.address}")
                 done = subprocess.run([TESSERA, *command], stdout=full, text=True,
