@@ -55,6 +55,7 @@ absl::Status MappedStep::PrepareBatch(Session& session, std::span<Sequence* cons
 
 absl::Status MappedStep::BeginPinned(Session& session, const StepOptions& options) {
   const Clock::TimePoint begun = environment_.clock->Now();
+  std::optional<Clock::TimePoint> ring_full_since;
   Clock::Duration pause = kFirstPause;
   std::uint64_t reopened = 0;
   for (;;) {
@@ -64,11 +65,19 @@ absl::Status MappedStep::BeginPinned(Session& session, const StepOptions& option
       GateHold hold(mapped_memory_.gate(), slot_);
       if (!hold) return session.status();
       look = PinAndCheck(session.serial());
-      if (look.finding == ReadinessState::kReady) return BeginBackend(options);
+      if (look.finding == ReadinessState::kReady) {
+        CountWait(ring_full_since);
+        return BeginBackend(options);
+      }
       if (look.finding == ReadinessState::kNewMapping) {
         if (absl::Status status = mapped_memory_.extents().Refresh(); !status.ok()) return status;
-      } else if (look.finding == ReadinessState::kRingFull && pause == kFirstPause) {
-        mapped_memory_.control().ring_full_waits.fetch_add(1, std::memory_order_relaxed);
+      } else if (look.finding == ReadinessState::kRingFull) {
+        const Clock::TimePoint now = environment_.clock->Now();
+        if (!ring_full_since.has_value()) {
+          ring_full_since = now;
+          mapped_memory_.control().ring_full_waits.fetch_add(1, std::memory_order_relaxed);
+        }
+        if (now >= begun + options.timeout) CountWait(ring_full_since);  // WaitForRing gives up
       }
     }
     StepItem& item = batch_.items()[look.item];
@@ -93,6 +102,21 @@ absl::Status MappedStep::BeginPinned(Session& session, const StepOptions& option
         return NotReadyError(session, look);
     }
   }
+}
+
+// Most steps do not wait, and then read no clock here.
+void MappedStep::CountWait(std::optional<Clock::TimePoint> since) {
+  shm::ControlPage& control = mapped_memory_.control();
+  std::size_t bucket = 0;
+  if (since.has_value()) {
+    const Clock::Duration waited = environment_.clock->Now() - *since;
+    bucket = static_cast<std::size_t>(
+        std::lower_bound(shm::kStepWaitBounds.begin(), shm::kStepWaitBounds.end(), waited) -
+        shm::kStepWaitBounds.begin());
+    control.step_wait_nanoseconds.fetch_add(static_cast<std::uint64_t>(waited.count()),
+                                            std::memory_order_relaxed);
+  }
+  control.step_waits[bucket].fetch_add(1, std::memory_order_relaxed);
 }
 
 absl::Status MappedStep::BeginBackend(const StepOptions& options) {

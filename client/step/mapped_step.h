@@ -64,6 +64,8 @@ class MappedStep final : public StepEngine, public SlotState {
   absl::Status PrepareBatch(Session& session, std::span<Sequence* const> sequences,
                             const StepOptions& options);
   absl::Status BeginPinned(Session& session, const StepOptions& options);
+  // Counts a step by the time it waited for ring space. nullopt: it did not wait.
+  void CountWait(std::optional<Clock::TimePoint> since);
   // Inside the gate, pinned. Unpins on failure.
   absl::Status BeginBackend(const StepOptions& options);
   absl::Status OpenTails(Session& session);

@@ -4,12 +4,12 @@
 
 namespace tessera {
 
-void FairQueue::Push(JobSpec spec, Job job) {
+void FairQueue::Push(JobSpec spec, Job job, Clock::TimePoint submitted) {
   const auto priority = static_cast<std::size_t>(spec.priority);
   Owners& owners = priorities_[priority].Of(spec.tenant);
   const std::uint64_t owner = spec.owner;
   const bool is_continuation = spec.is_continuation;
-  owners.Of(owner).Push({std::move(spec), std::move(job)});
+  owners.Of(owner).Push({std::move(spec), std::move(job), submitted});
   if (is_continuation) owners.Prefer(owner);
   ++sizes_[priority];
 }

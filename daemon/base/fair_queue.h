@@ -20,6 +20,7 @@
 #include <utility>
 
 #include "absl/functional/any_invocable.h"
+#include "daemon/base/clock.h"
 #include "daemon/base/ids.h"
 
 namespace tessera {
@@ -43,9 +44,10 @@ class FairQueue {
   struct Entry {
     JobSpec spec;
     Job job;
+    Clock::TimePoint submitted{};  // as passed to Push
   };
 
-  void Push(JobSpec spec, Job job);
+  void Push(JobSpec spec, Job job, Clock::TimePoint submitted = {});
   // Removes and returns the next job among those of priority `last` or more urgent ones; nullopt if
   // there is none.
   std::optional<Entry> Pop(JobPriority last = JobPriority::kPressure);

@@ -90,16 +90,21 @@ void ThreadScheduler::Submit(JobSpec spec, Job job) {
   {
     MutexLock lock(mutex_);
     if (stopping_) return;
-    queue_.Push(std::move(spec), std::move(job));
+    const Clock::TimePoint now = SystemClock().Now();
+    submitted_[Index(spec.priority)].insert(now);
+    queue_.Push(std::move(spec), std::move(job), now);
   }
   work_.NotifyOne();
 }
 
 Scheduler::Load ThreadScheduler::load() const {
+  const Clock::TimePoint now = SystemClock().Now();
   MutexLock lock(mutex_);
-  Load load{.queued = {}, .running = running_, .done = done_};
+  Load load{.queued = {}, .running = running_, .done = done_, .oldest = {}};
   for (std::size_t i = 0; i < kJobPriorities; ++i) {
     load.queued[i] = queue_.size(static_cast<JobPriority>(i));
+    if (submitted_[i].empty()) continue;
+    load.oldest[i] = std::max(now - *submitted_[i].begin(), Clock::Duration::zero());
   }
   return load;
 }
@@ -125,8 +130,10 @@ std::optional<FairQueue::Entry> ThreadScheduler::Take() {
   return std::nullopt;
 }
 
-void ThreadScheduler::Finish(JobPriority priority) {
+void ThreadScheduler::Finish(JobPriority priority, Clock::TimePoint submitted) {
   MutexLock lock(mutex_);
+  std::multiset<Clock::TimePoint>& times = submitted_[Index(priority)];
+  times.erase(times.find(submitted));
   --running_[Index(priority)];
   ++done_[Index(priority)];
 }
@@ -135,7 +142,7 @@ void ThreadScheduler::Run() {
   while (std::optional<FairQueue::Entry> entry = Take()) {
     std::move(entry->job)();
     entry->job = nullptr;  // destroy what it held before it counts as done
-    Finish(entry->spec.priority);
+    Finish(entry->spec.priority, entry->submitted);
   }
 }
 

@@ -6,10 +6,12 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <set>
 #include <thread>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "daemon/base/clock.h"
 #include "daemon/base/fair_queue.h"
 #include "daemon/base/mutex.h"
 
@@ -26,6 +28,8 @@ class Scheduler {
     ByPriority queued{};
     ByPriority running{};
     ByPriority done{};
+    // Time since the oldest queued or running job was submitted; 0: there is none.
+    std::array<Clock::Duration, kJobPriorities> oldest{};
   };
 
   virtual ~Scheduler() = default;
@@ -61,7 +65,7 @@ class ThreadScheduler final : public Scheduler {
   void Run();
   // Waits for a job that may run now; nullopt when stopping.
   std::optional<FairQueue::Entry> Take();
-  void Finish(JobPriority priority);
+  void Finish(JobPriority priority, Clock::TimePoint submitted);
   // The least urgent priority that one more thread may run a job of.
   JobPriority LeastUrgentAllowed() const TESSERA_REQUIRES(mutex_);
 
@@ -72,6 +76,8 @@ class ThreadScheduler final : public Scheduler {
   FairQueue queue_ TESSERA_GUARDED_BY(mutex_);
   Load::ByPriority running_ TESSERA_GUARDED_BY(mutex_){};
   Load::ByPriority done_ TESSERA_GUARDED_BY(mutex_){};
+  // When the queued and running jobs were submitted.
+  std::array<std::multiset<Clock::TimePoint>, kJobPriorities> submitted_ TESSERA_GUARDED_BY(mutex_);
   std::vector<std::thread> threads_;
 };
 

@@ -3,7 +3,7 @@
 //
 //   class PoolMetrics : public Collector {
 //     void Collect(Visitor& visitor) const override {
-//       visitor.Add(kPoolBytes, pool_.used_bytes(), tenant_, "cpu", kPoolUsed);
+//       visitor.Add(kPoolReservedBytes, account_.used_bytes(), "cpu");
 //     }
 //   };
 //   const Registration registration = metrics.Register(pool_metrics);

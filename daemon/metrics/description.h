@@ -22,7 +22,7 @@ struct DescriptionView {
 // A metric with N labels. Must be a constant: visitors keep views of it.
 template <std::size_t N>
 struct Description {
-  std::string_view name;  // starts with "tessera_", ends with the unit; counters end with "_total"
+  std::string_view name;  // starts with "tessera_", ends with the unit, or "_total" for counters
   std::string_view help;  // one sentence, with the unit if the name has none
   Kind kind;
   std::array<std::string_view, N> labels;

@@ -33,7 +33,7 @@ class Counter {
 };
 
 // The label values of an enumeration, in the order of its enumerators:
-//   template <> inline constexpr std::array kLabelValues<Transport> = {"rpc", "tail"};
+//   template <> inline constexpr std::array kLabelValues<Transport> = {"rpc", "mapped"};
 template <typename Enum>
 inline constexpr std::array<std::string_view, 0> kLabelValues = {};
 
@@ -66,21 +66,39 @@ class CounterBy {
   std::array<std::atomic<std::uint64_t>, kValues> values_{};
 };
 
-// Durations in fixed buckets, from 50 microseconds (an empty RPC on a Unix socket) to 10 seconds.
+// Upper bounds of buckets; a further bucket takes longer durations.
+inline constexpr std::array<std::chrono::nanoseconds, 8> kRpcBounds = {
+    std::chrono::microseconds(50), std::chrono::microseconds(200), std::chrono::milliseconds(1),
+    std::chrono::milliseconds(5),  std::chrono::milliseconds(25),  std::chrono::milliseconds(100),
+    std::chrono::seconds(1),       std::chrono::seconds(10)};
+// Moves of sequences, and waits for other workers.
+inline constexpr std::array<std::chrono::nanoseconds, 6> kMoveBounds = {
+    std::chrono::milliseconds(1),   std::chrono::milliseconds(5), std::chrono::milliseconds(25),
+    std::chrono::milliseconds(100), std::chrono::seconds(1),      std::chrono::seconds(10)};
+
+// Durations in fixed buckets.
 class DurationHistogram {
  public:
-  // Upper bounds in nanoseconds; an extra bucket takes longer durations.
-  static constexpr std::array<std::int64_t, 17> kBounds = {
-      50'000,      100'000,       250'000,       500'000,       1'000'000,     2'500'000,
-      5'000'000,   10'000'000,    25'000'000,    50'000'000,    100'000'000,   250'000'000,
-      500'000'000, 1'000'000'000, 2'500'000'000, 5'000'000'000, 10'000'000'000};
+  static constexpr std::size_t kMostBounds = 8;
+
+  // `bounds` must be a constant with at most kMostBounds elements.
+  explicit DurationHistogram(std::span<const std::chrono::nanoseconds> bounds) : bounds_(bounds) {}
+  DurationHistogram(const DurationHistogram&) = delete;
+  DurationHistogram& operator=(const DurationHistogram&) = delete;
 
   void Observe(std::chrono::nanoseconds duration);
+  // Adds observations that another process counted: their number in bucket `bucket`, and the sum.
+  void AddToBucket(std::size_t bucket, std::uint64_t observations);
+  void AddToSum(std::chrono::nanoseconds sum);
+
+  std::size_t buckets() const { return bounds_.size() + 1; }
+  std::uint64_t count() const;
   void Visit(Visitor& visitor, const DescriptionView& description,
              std::span<const std::string_view> labels) const;
 
  private:
-  std::array<std::atomic<std::uint64_t>, kBounds.size() + 1> counts_{};
+  const std::span<const std::chrono::nanoseconds> bounds_;
+  std::array<std::atomic<std::uint64_t>, kMostBounds + 1> counts_{};
   std::atomic<std::int64_t> sum_nanoseconds_{0};
 };
 

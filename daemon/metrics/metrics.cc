@@ -7,80 +7,28 @@
 
 namespace tessera::metrics {
 
-std::vector<DescriptionView> AllMetrics() {
-  return {
-      kPoolBytes.view(),
-      kPoolUsedBytes.view(),
-      kPoolExtents.view(),
-      kSessions.view(),
-      kSequences.view(),
-      kDecodingSequences.view(),
-      kEpochRetiredBytes.view(),
-      kRawCopyBytes.view(),
-      kObservationBytes.view(),
-      kPrefixes.view(),
-      kPrefixBytes.view(),
-      kPrefixWaits.view(),
-      kHostTierBytes.view(),
-      kHostTierLimitBytes.view(),
-      kBackgroundJobs.view(),
-      kBuildInfo.view(),
-      kSessionsTotal.view(),
-      kSessionEndsTotal.view(),
-      kTokensAppendedTotal.view(),
-      kTilesEncodedTotal.view(),
-      kEntriesPackedTotal.view(),
-      kEntriesDroppedTotal.view(),
-      kTokenChoicesTotal.view(),
-      kShownBytesTotal.view(),
-      kPackedBytesTotal.view(),
-      kBackgroundJobsTotal.view(),
-      kProvisionalTilesTotal.view(),
-      kSegmentsSealedTotal.view(),
-      kStrategiesTotal.view(),
-      kRunsLeftPlainTotal.view(),
-      kSegmentsLeftDenseTotal.view(),
-      kRawRowsDroppedTotal.view(),
-      kSelectRequestsTotal.view(),
-      kPrefixMatchesTotal.view(),
-      kPrefixMatchTokensTotal.view(),
-      kPrefixesPublishedTotal.view(),
-      kPrefixesDroppedTotal.view(),
-      kTailFullWaitsTotal.view(),
-      kSnapshotsPublishedTotal.view(),
-      kPinsRevokedTotal.view(),
-      kSequencesFailedTotal.view(),
-      kAttendRequestsTotal.view(),
-      kMovesTotal.view(),
-      kMovedBytesTotal.view(),
-      kPressureClimbsTotal.view(),
-      kPressureStepsTotal.view(),
-      kPressureCallsTotal.view(),
-      kRpcRequestsTotal.view(),
-      kRpcDurationSeconds.view(),
-  };
-}
-
 void RpcMethod::Finished(absl::StatusCode code, std::chrono::nanoseconds duration) {
   // A code outside the list came from a peer's library and means UNKNOWN.
   const auto index = static_cast<std::size_t>(code);
   const std::size_t slot =
       index < kCodes ? index : static_cast<std::size_t>(absl::StatusCode::kUnknown);
   codes_[slot].fetch_add(1, std::memory_order_relaxed);
-  duration_.Observe(duration);
+  nanoseconds_.fetch_add(std::max<std::int64_t>(duration.count(), 0), std::memory_order_relaxed);
+  durations_.Observe(duration);
 }
 
-void RpcMethod::Visit(Visitor& visitor, std::string_view method) const {
+void RpcMethod::Visit(Visitor& visitor, std::string_view service, std::string_view method) const {
   for (std::size_t i = 0; i < kCodes; ++i) {
     const std::uint64_t count = codes_[i].load(std::memory_order_relaxed);
     // Codes that a method never returned are left out: they would add 16 series of zeros per
     // method. OK is always reported, so that rates start from zero.
     if (count == 0 && i != 0) continue;
-    visitor.Add(kRpcRequestsTotal, count, method,
+    visitor.Add(kRpcRequestsTotal, count, service, method,
                 absl::StatusCodeToString(static_cast<absl::StatusCode>(i)));
   }
-  const std::array<std::string_view, 1> labels = {method};
-  duration_.Visit(visitor, kRpcDurationSeconds.view(), labels);
+  visitor.Add(kRpcSecondsTotal,
+              static_cast<double>(nanoseconds_.load(std::memory_order_relaxed)) / 1e9, service,
+              method);
 }
 
 Metrics::Metrics(BuildInfo build) : build_(std::move(build)) {}
@@ -91,11 +39,22 @@ Metrics::~Metrics() {
                 Concat(collectors_.size(), " collectors outlive the metrics they report to"));
 }
 
-RpcMethod& Metrics::Rpc(std::string_view method) {
+RpcMethod& Metrics::AddRpc(std::string_view service, std::string_view method, RpcClass rpc_class) {
   MutexLock lock(mutex_);
-  const auto found = methods_.find(method);
-  if (found != methods_.end()) return *found->second;
-  return *methods_.emplace(std::string(method), std::make_unique<RpcMethod>()).first->second;
+  std::unique_ptr<RpcMethod>& entry = methods_[{std::string(service), std::string(method)}];
+  if (entry == nullptr) {
+    DurationHistogram& durations =
+        durations_.try_emplace({std::string(service), rpc_class}, kRpcBounds).first->second;
+    entry.reset(new RpcMethod(durations));
+  }
+  return *entry;
+}
+
+RpcMethod& Metrics::Rpc(std::string_view service, std::string_view method) {
+  MutexLock lock(mutex_);
+  const auto found = methods_.find({std::string(service), std::string(method)});
+  TESSERA_CHECK(found != methods_.end(), Concat(service, ".", method, " was not added"));
+  return *found->second;
 }
 
 Metrics::Registration Metrics::Register(const Collector& collector) {
@@ -129,7 +88,12 @@ void Metrics::Visit(Visitor& visitor) const {
   sessions_total.Visit(visitor);
   session_ends_total.Visit(visitor);
   MutexLock lock(mutex_);
-  for (const auto& [name, method] : methods_) method->Visit(visitor, name);
+  for (const auto& [names, method] : methods_) method->Visit(visitor, names.first, names.second);
+  for (const auto& [key, durations] : durations_) {
+    const std::array<std::string_view, 2> labels = {
+        key.first, kLabelValues<RpcClass>[static_cast<std::size_t>(key.second)]};
+    durations.Visit(visitor, kRpcDurationSeconds.view(), labels);
+  }
   for (const Collector* collector : collectors_) collector->Collect(visitor);
 }
 

@@ -31,6 +31,15 @@ template <>
 inline constexpr std::array<std::string_view, 5> kLabelValues<SessionEnd> = {
     "closed", "lost", "refused", "evicted", "drained"};
 
+// What an operator expects of a call. Each class has one latency histogram per service.
+enum class RpcClass : std::uint8_t {
+  kHot,    // short, on the path of a token or a request
+  kBulk,   // moves rows in proportion to a prompt, or waits
+  kAdmin,  // the operator's
+};
+template <>
+inline constexpr std::array<std::string_view, 3> kLabelValues<RpcClass> = {"hot", "bulk", "admin"};
+
 // Counters of one RPC method. Handlers look theirs up once, at start. Thread-safe.
 class RpcMethod {
  public:
@@ -40,10 +49,12 @@ class RpcMethod {
   friend class Metrics;
   static constexpr std::size_t kCodes = 17;  // OK to UNAUTHENTICATED
 
-  void Visit(Visitor& visitor, std::string_view method) const;
+  explicit RpcMethod(DurationHistogram& durations) : durations_(durations) {}
+  void Visit(Visitor& visitor, std::string_view service, std::string_view method) const;
 
+  DurationHistogram& durations_;  // of the method's service and class
   std::array<std::atomic<std::uint64_t>, kCodes> codes_{};
-  DurationHistogram duration_;
+  std::atomic<std::int64_t> nanoseconds_{0};
 };
 
 struct BuildInfo {
@@ -64,8 +75,12 @@ class Metrics {
   Counter sessions_total{kSessionsTotal};
   CounterBy<SessionEnd> session_ends_total{kSessionEndsTotal};
 
-  // Returns the counters of a method, always the same object for the same name. Takes a lock.
-  RpcMethod& Rpc(std::string_view method) TESSERA_EXCLUDES(mutex_);
+  // Adds a method, whose series are reported from now on, and returns its counters; the same object
+  // for the same names. Takes a lock.
+  RpcMethod& AddRpc(std::string_view service, std::string_view method, RpcClass rpc_class)
+      TESSERA_EXCLUDES(mutex_);
+  // The counters of a method that was added. Takes a lock.
+  RpcMethod& Rpc(std::string_view service, std::string_view method) TESSERA_EXCLUDES(mutex_);
 
   // Unregisters the collector when destroyed. No scrape uses the collector after that.
   class Registration {
@@ -96,7 +111,10 @@ class Metrics {
   const BuildInfo build_;
   mutable Mutex mutex_;
   std::vector<const Collector*> collectors_ TESSERA_GUARDED_BY(mutex_);
-  std::map<std::string, std::unique_ptr<RpcMethod>, std::less<>> methods_
+  // By service and class, and by service and method. Nothing is ever removed.
+  std::map<std::pair<std::string, RpcClass>, DurationHistogram> durations_
+      TESSERA_GUARDED_BY(mutex_);
+  std::map<std::pair<std::string, std::string>, std::unique_ptr<RpcMethod>> methods_
       TESSERA_GUARDED_BY(mutex_);
 };
 

@@ -6,6 +6,7 @@
 #include "daemon/base/strings.h"
 #include "daemon/policies/registry_rows.h"
 #include "daemon/policies/token_policy.h"
+#include "daemon/policies/token_system.h"
 
 namespace tessera::policies {
 namespace {
@@ -16,7 +17,33 @@ constexpr std::array kKinds = {
     &kQuest,  &kSelect,    &kBf16,       &kFp16,         &kInt8,      &kFp8,
 };
 
+// In the order of kKinds.
+constexpr std::array<const TermKind*, kSystems> kSystemKinds = {
+    &kChunkKv,   &kSemanticKv, &kLaCache,      &kStreaming, &kH2o,   &kSnapKv,
+    &kPyramidKv, &kTova,       &kSemantiCache, &kMosaicKv,  &kThink, &kQuest,
+};
+
 }  // namespace
+
+std::span<const TermKind* const, kSystems> Systems() { return kSystemKinds; }
+
+std::optional<std::size_t> SystemOf(const Policy& policy) {
+  const TermKind* system = nullptr;
+  if (policy.tokens.has_value()) {
+    system = &KindOf(*policy.tokens);
+  } else if (policy.merging.has_value()) {
+    system = &KindOf(*policy.merging);
+  } else if (policy.mosaic.has_value()) {
+    system = &kMosaicKv;
+  } else if (policy.key_channels.has_value()) {
+    system = &kThink;
+  } else if (policy.summaries.has_value()) {
+    system = &kQuest;
+  }
+  const auto found = std::ranges::find(kSystemKinds, system);
+  if (found == kSystemKinds.end()) return std::nullopt;
+  return static_cast<std::size_t>(found - kSystemKinds.begin());
+}
 
 std::string_view DecidesText(Decides decides) {
   switch (decides) {

@@ -57,6 +57,12 @@ struct TermKind {
 // In the order of terms in canonical text.
 std::span<const TermKind* const> TermKinds();
 
+// The terms that re-encode or drop rows, and thus free memory: the systems.
+inline constexpr std::size_t kSystems = 12;
+std::span<const TermKind* const, kSystems> Systems();
+// Index in Systems() of the policy's first system, in the order of its text; nullopt: it has none.
+std::optional<std::size_t> SystemOf(const Policy& policy);
+
 const TermKind* FindTermKind(std::string_view name);  // null: unknown name
 
 // What the worker must observe for the term, with default options. Empty: the term decides nothing

@@ -27,6 +27,8 @@ class Arena {
 
   // Adds an extent at the lowest free index and returns the index.
   absl::StatusOr<std::uint32_t> Grow();
+  // The same with an extent's charge that the caller has reserved. It is taken on success.
+  absl::StatusOr<std::uint32_t> Grow(Charge& reserved);
   // Releases an extent, which must not hold any object.
   void Shrink(std::uint32_t index);
 
@@ -56,6 +58,8 @@ class Arena {
     Charge charge;
     std::uint32_t generation = 0;
   };
+  // The lowest free index, if there is address space for it.
+  absl::StatusOr<std::uint32_t> FreeIndex() const;
   Arena(const Options& options, std::unique_ptr<device::Space> space)
       : options_(options), space_(std::move(space)) {}
 

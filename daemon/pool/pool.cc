@@ -18,13 +18,7 @@ void Block::Reset() {
 absl::StatusOr<std::unique_ptr<Pool>> Pool::Create(const Options& options) {
   absl::StatusOr<Arena> arena = Arena::Create(options.arena);
   if (!arena.ok()) return arena.status();
-  std::unique_ptr<Pool> pool(new Pool(options, *std::move(arena)));
-  if (options.reserve_first_slab) {
-    MutexLock lock(pool->mutex_);
-    if (absl::Status status = pool->GrowLocked(); !status.ok()) return status;
-    pool->slabs_.ReserveFirstSlab(0);
-  }
-  return pool;
+  return std::unique_ptr<Pool>(new Pool(options, *std::move(arena)));
 }
 
 Pool::Pool(const Options& options, Arena arena)
@@ -34,14 +28,28 @@ Pool::Pool(const Options& options, Arena arena)
 
 Pool::~Pool() { TESSERA_CHECK(slabs_.objects() == 0, "all blocks are freed before their pool"); }
 
+absl::Status Pool::AddFirstExtent(Charge& reserved) {
+  MutexLock lock(mutex_);
+  TESSERA_CHECK(arena_.places() == 0, "the pool is empty");
+  absl::StatusOr<std::uint32_t> index = arena_.Grow(reserved);
+  if (!index.ok()) return index.status();
+  AddedLocked(*index);
+  slabs_.ReserveFirstSlab(*index);
+  return absl::OkStatus();
+}
+
 absl::Status Pool::GrowLocked() {
   absl::StatusOr<std::uint32_t> index = arena_.Grow();
   if (!index.ok()) return index.status();
-  slabs_.AddExtent(*index);
-  if (options_.observer != nullptr) {
-    options_.observer->ExtentChanged(*index, arena_.generation(*index));
-  }
+  AddedLocked(*index);
   return absl::OkStatus();
+}
+
+void Pool::AddedLocked(std::uint32_t extent) {
+  slabs_.AddExtent(extent);
+  if (options_.observer != nullptr) {
+    options_.observer->ExtentChanged(extent, arena_.generation(extent));
+  }
 }
 
 // Returns true if an extent was released.

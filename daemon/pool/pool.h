@@ -76,13 +76,16 @@ class Pool {
     std::uint64_t slab_bytes;
     Account* tenant;  // charged for objects
     Observer* observer = nullptr;
-    bool reserve_first_slab = false;
     bool shrink = true;  // false: extents are never released (the directory)
     // Release no extent while an importer still has one open.
     bool waits_for_importers = false;
   };
   static absl::StatusOr<std::unique_ptr<Pool>> Create(const Options& options);
   ~Pool();
+
+  // Adds the first extent and excludes its first slab from allocation. `reserved` is an extent's
+  // charge on the node's account; it is taken unless adding fails.
+  absl::Status AddFirstExtent(Charge& reserved);
 
   // RESOURCE_EXHAUSTED: the tenant's quota, the node's memory or the address range is used up.
   absl::StatusOr<Block> Allocate(std::uint64_t bytes, Fit fit, MemoryTag tag);
@@ -111,6 +114,7 @@ class Pool {
   void Free(std::uint64_t offset, std::uint64_t bytes);
   absl::StatusOr<std::uint64_t> AllocateLocked(std::uint64_t object_bytes) TESSERA_REQUIRES(mutex_);
   absl::Status GrowLocked() TESSERA_REQUIRES(mutex_);
+  void AddedLocked(std::uint32_t extent) TESSERA_REQUIRES(mutex_);
   bool ShrinkLocked() TESSERA_REQUIRES(mutex_);
 
   const Options options_;

@@ -45,7 +45,8 @@ std::string_view OutcomeName(Outcome outcome) {
 Pressure::Pressure(Options options)
     : options_(std::move(options)),
       waiting_(options_.node->tenants().size()),
-      refusals_(options_.node->tenants().size()) {
+      refusals_(options_.node->tenants().size()),
+      refusal_limits_(options_.node->tenants().size()) {
   TESSERA_CHECK(options_.low_percent <= options_.high_percent,
                 "low_percent must not exceed high_percent");
   counters_.rungs = decltype(counters_.rungs)(options_.ladder.size());
@@ -161,10 +162,17 @@ Pressure::Climb Pressure::RelieveFor(cache::Tenant& tenant, const pool::Shortage
 }
 
 // The ladder frees pool memory only, not host memory with separate budgets.
-bool Pressure::MayHelp(const pool::Shortage& shortage) const {
+bool Pressure::OfPool(const pool::Shortage& shortage) {
   return shortage.tag != pool::MemoryTag::kRawCopies &&
          shortage.tag != pool::MemoryTag::kObservations &&
-         shortage.tag != pool::MemoryTag::kOffloaded && shortage.asked <= shortage.limit;
+         shortage.tag != pool::MemoryTag::kOffloaded;
+}
+
+void Pressure::CountRefusal(const cache::Tenant& tenant, const pool::Shortage& shortage) {
+  Refusals& refusals = refusals_[tenant.options().id.value() - 1];
+  const bool of_node = shortage.account == options_.node->account().name();
+  (of_node ? refusals.node : refusals.quota).fetch_add(1, std::memory_order_relaxed);
+  counters_.refused.fetch_add(1, std::memory_order_relaxed);
 }
 
 // ---- in a call
@@ -217,7 +225,11 @@ absl::Status Pressure::RetryWhenPoolFull(cache::Tenant& tenant,
                                          absl::FunctionRef<bool()> gone) {
   absl::Status status = act();
   std::optional<pool::Shortage> shortage = pool::ShortageOf(status);
-  if (!shortage.has_value() || !MayHelp(*shortage)) return status;
+  if (!shortage.has_value() || !OfPool(*shortage)) return status;
+  if (!MayHelp(*shortage)) {
+    CountRefusal(tenant, *shortage);
+    return status;
+  }
   const Clock::TimePoint begun = options_.clock->Now();
   const Clock::TimePoint overdue = begun + options_.patience / 2;
   const Clock::TimePoint until = begun + options_.patience;
@@ -263,7 +275,7 @@ absl::Status Pressure::RetryWhenPoolFull(cache::Tenant& tenant,
     counters_.served.fetch_add(status.ok(), std::memory_order_relaxed);
     return status;
   }
-  counters_.refused.fetch_add(1, std::memory_order_relaxed);
+  if (OfPool(*shortage)) CountRefusal(tenant, *shortage);
   ReportRefusal(tenant, *shortage, climb);
   ErrorInfo info = CauseOf(status).value_or(ErrorInfo{.cause = ErrorCause::kPoolFull});
   info.retry_after = std::chrono::duration_cast<std::chrono::milliseconds>(
@@ -368,7 +380,7 @@ void Pressure::Report(std::size_t rung, const cache::Tenant& tenant, std::string
 void Pressure::ReportRefusal(const cache::Tenant& tenant, const pool::Shortage& shortage,
                              const Climb& climb) {
   const std::optional<std::uint64_t> before =
-      refusals_[tenant.options().id.value() - 1].Say(options_.clock->Now());
+      refusal_limits_[tenant.options().id.value() - 1].Say(options_.clock->Now());
   if (!before.has_value()) return;
   options_.logger->Log(LogLevel::kWarning, "call refused: no memory could be freed",
                        {{"tenant", tenant.name()},

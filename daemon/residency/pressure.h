@@ -84,6 +84,14 @@ class Pressure final : public pool::PressureHandler {
     std::atomic<std::uint64_t> refused{0};  // calls that ran out of memory in the end
   };
   const Counters& counters() const { return counters_; }
+  // Calls of one tenant refused for lack of pool memory, by what was full.
+  struct Refusals {
+    std::atomic<std::uint64_t> quota{0};  // a limit of the tenant
+    std::atomic<std::uint64_t> node{0};
+  };
+  const Refusals& refusals(const cache::Tenant& tenant) const {
+    return refusals_[tenant.options().id.value() - 1];
+  }
   const std::vector<std::unique_ptr<Measure>>& ladder() const { return options_.ladder; }
 
  private:
@@ -106,7 +114,12 @@ class Pressure final : public pool::PressureHandler {
   std::uint64_t ClimbRung(std::size_t rung, cache::Tenant& tenant, const Need& need,
                           std::string_view reason, Climb& climb);
   Climb RelieveFor(cache::Tenant& tenant, const pool::Shortage& shortage, const Need& need);
-  bool MayHelp(const pool::Shortage& shortage) const;
+  static bool OfPool(const pool::Shortage& shortage);
+  // Whether the ladder may free enough.
+  static bool MayHelp(const pool::Shortage& shortage) {
+    return OfPool(shortage) && shortage.asked <= shortage.limit;
+  }
+  void CountRefusal(const cache::Tenant& tenant, const pool::Shortage& shortage);
   std::vector<cache::Tenant*> TenantsToWaitFor(cache::Tenant& tenant,
                                                const pool::Shortage& shortage,
                                                const Climb& climb) const;
@@ -138,7 +151,8 @@ class Pressure final : public pool::PressureHandler {
   using LogKey = std::tuple<std::size_t, std::string, std::string>;
   Mutex pending_logs_mutex_;
   std::map<LogKey, PendingLog> pending_logs_ TESSERA_GUARDED_BY(pending_logs_mutex_);
-  std::vector<LogRateLimit> refusals_;  // by tenant
+  std::vector<Refusals> refusals_;            // by tenant
+  std::vector<LogRateLimit> refusal_limits_;  // of log lines, by tenant
 };
 
 }  // namespace tessera::residency

@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "daemon/base/strings.h"
+#include "daemon/serving/call/rpc_methods.h"
 #include "daemon/serving/http/pages.h"
 
 namespace tessera::serving {
@@ -75,6 +76,7 @@ Server::~Server() {
   Drain(Clock::Duration::zero());
   watcher_.reset();
   registration_.Reset();
+  process_registration_.Reset();
   for (const std::string& path : bound_) ::unlink(path.c_str());
 }
 
@@ -110,7 +112,11 @@ absl::Status Server::StartGrpc() {
   const absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> tcp = TcpCredentials(options_.tls);
   if (!tcp.ok()) return tcp.status();
   worker_service_ = std::make_unique<WorkerService>(
-      AttachContext{&services_, &connections_, descriptor_socket, RunOnThread});
+      AttachContext{.services = &services_,
+                    .connections = &connections_,
+                    .descriptor_socket = descriptor_socket,
+                    .aside = RunOnThread,
+                    .rpc = &services_.metrics->Rpc(kWorkerServiceName, "Attach")});
   admin_service_ = std::make_unique<AdminService>(services_, connections_, drain_request_);
   health_service_ = std::make_unique<HealthService>(services_);
 
@@ -196,8 +202,10 @@ absl::Status Server::Start() {
       return status;
     bound_.push_back(path);
   }
-  collector_ = std::make_unique<NodeCollector>(services_);
+  AddRpcMethods(*services_.metrics);
+  collector_ = std::make_unique<NodeCollector>(services_, options_.tls.certificate);
   registration_ = services_.metrics->Register(*collector_);
+  process_registration_ = services_.metrics->Register(process_);
   if (options_.http_address.has_value()) {
     absl::StatusOr<std::unique_ptr<http::Server>> http =
         http::Server::Start(options_.http_address->host, options_.http_address->port,

@@ -16,6 +16,7 @@
 #include "daemon/base/strings.h"
 #include "daemon/config/address.h"
 #include "daemon/http/server.h"
+#include "daemon/metrics/process.h"
 #include "daemon/platform/lock_file.h"
 #include "daemon/platform/peer_rules.h"
 #include "daemon/platform/unix_socket.h"
@@ -23,8 +24,8 @@
 #include "daemon/serving/attach/unix_acceptor.h"
 #include "daemon/serving/attach/watcher.h"
 #include "daemon/serving/call/services.h"
+#include "daemon/serving/node_collector.h"
 #include "daemon/serving/rpc/admin_service.h"
-#include "daemon/serving/rpc/describe.h"
 #include "daemon/serving/rpc/health_service.h"
 #include "daemon/serving/rpc/worker_service.h"
 #include "daemon/serving/tls.h"
@@ -96,7 +97,9 @@ class Server {
   std::vector<std::string> bound_;  // Unix socket paths to unlink
   Connections connections_;
   std::unique_ptr<Watcher> watcher_;
+  const metrics::ProcessMetrics process_;
   std::unique_ptr<NodeCollector> collector_;
+  metrics::Metrics::Registration process_registration_;
   metrics::Metrics::Registration registration_;
   std::unique_ptr<http::Server> http_;
   std::function<void(std::uint64_t)> drain_request_;

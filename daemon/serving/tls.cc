@@ -2,9 +2,13 @@
 
 #include <grpcpp/security/tls_certificate_provider.h>
 #include <grpcpp/security/tls_credentials_options.h>
+#include <openssl/bio.h>
 #include <openssl/err.h>
+#include <openssl/pem.h>
 #include <openssl/ssl.h>
+#include <openssl/x509.h>
 
+#include <ctime>
 #include <string_view>
 
 #include "daemon/base/strings.h"
@@ -65,6 +69,19 @@ absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> TcpCredentials(const Tl
     options.set_cert_request_type(GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY);
   }
   return grpc::experimental::TlsServerCredentials(options);
+}
+
+absl::StatusOr<std::int64_t> CertificateExpiry(const std::string& file) {
+  const std::unique_ptr<BIO, decltype(&BIO_free)> input(BIO_new_file(file.c_str(), "r"), &BIO_free);
+  const std::unique_ptr<X509, decltype(&X509_free)> certificate(
+      input == nullptr ? nullptr : PEM_read_bio_X509(input.get(), nullptr, nullptr, nullptr),
+      &X509_free);
+  std::tm time{};
+  if (certificate == nullptr ||
+      ASN1_TIME_to_tm(X509_get0_notAfter(certificate.get()), &time) != 1) {
+    return Refuse("tls_certificate_file", file, "has no PEM certificate");
+  }
+  return static_cast<std::int64_t>(::timegm(&time));
 }
 
 }  // namespace tessera::serving

@@ -3,6 +3,7 @@
 
 #include <grpcpp/security/server_credentials.h>
 
+#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -21,5 +22,9 @@ struct TlsFiles {
 // connections use replaced files within seconds. INVALID_ARGUMENT names a file that cannot be read,
 // has the wrong content, or does not match the other one.
 absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> TcpCredentials(const TlsFiles& files);
+
+// The end of validity of the first certificate in a PEM file, in seconds since 1970. It is the file
+// as it is now, which new connections use. INVALID_ARGUMENT if it has no readable certificate.
+absl::StatusOr<std::int64_t> CertificateExpiry(const std::string& file);
 
 }  // namespace tessera::serving

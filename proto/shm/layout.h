@@ -10,7 +10,9 @@
 //   ControlPage, tail rings, staging arena                         worker   (daemon: untrusted)
 #pragma once
 
+#include <array>
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 
@@ -168,6 +170,12 @@ struct alignas(64) ReaderSlot {
   Word word;
 };
 
+// Upper bounds of the buckets of ControlPage::step_waits; a further bucket takes longer waits.
+inline constexpr std::array<std::chrono::nanoseconds, 6> kStepWaitBounds = {
+    std::chrono::microseconds(50), std::chrono::microseconds(200), std::chrono::milliseconds(1),
+    std::chrono::milliseconds(10), std::chrono::milliseconds(100), std::chrono::seconds(1)};
+inline constexpr std::size_t kStepWaitBuckets = kStepWaitBounds.size() + 1;
+
 // One memfd per session, written by the worker.
 struct ControlPage {
   std::uint64_t magic;
@@ -180,7 +188,11 @@ struct ControlPage {
   // call per full tile, and none while the daemon is awake.
   alignas(64) HalfWord wake;
   HalfWord reserved1;
-  Word ring_full_waits;  // how often a step had to wait for ring space; for metrics only
+  // For metrics only: how often a step had to wait for ring space, how long in total, and the
+  // number of steps by the time they waited, most of which is 0. The last ones count modulo 2^32.
+  Word ring_full_waits;
+  Word step_wait_nanoseconds;
+  HalfWord step_waits[kStepWaitBuckets];
 
   alignas(64) ReaderSlot readers[kReaderSlots];
 
@@ -191,6 +203,7 @@ struct ControlPage {
   alignas(64) Word commits[kCommitSlots];
 };
 static_assert(offsetof(ControlPage, wake) == 64);
+static_assert(offsetof(ControlPage, step_waits) == 88);
 static_assert(offsetof(ControlPage, readers) == 128);
 static_assert(offsetof(ControlPage, commits) == 128 + 64 * kReaderSlots);
 static_assert(sizeof(ControlPage) == 128 + 64 * kReaderSlots + 8 * kCommitSlots);
@@ -240,6 +253,7 @@ constexpr std::uint64_t Fingerprint() {
       offsetof(SegmentRef, value_kept),
       offsetof(SegmentRef, summary_table),
       sizeof(ControlPage),
+      offsetof(ControlPage, step_waits),
       offsetof(ControlPage, readers),
       offsetof(ControlPage, commits),
       kReaderSlots,

@@ -8,15 +8,18 @@
 #include "daemon/base/clock.h"
 #include "daemon/cache/memory/directory.h"
 #include "daemon/device/device.h"
+#include "daemon/metrics/instruments.h"
 #include "daemon/pool/epochs.h"
 #include "daemon/pool/pool.h"
 #include "daemon/tiers/host/host_tier.h"
+#include "proto/shm/layout.h"
 
 namespace tessera::cache {
 
 // Counters since start. Each one is exported as a metric.
 struct TenantCounters {
-  std::atomic<std::uint64_t> tokens_appended{0};       // by Append, counted once, not per layer
+  std::atomic<std::uint64_t> tokens_appended{0};       // by Append, once all layers have them
+  std::atomic<std::uint64_t> tokens_committed{0};      // by workers, in tail rings
   std::atomic<std::uint64_t> tail_tokens_absorbed{0};  // moved from tails into segments
   std::atomic<std::uint64_t> tiles_written{0};
   std::atomic<std::uint64_t> entries_packed{0};  // counted as in PackOutcome
@@ -31,8 +34,11 @@ struct TenantCounters {
   std::atomic<std::uint64_t> tail_full_waits{0};
   std::atomic<std::uint64_t> offloads{0};
   std::atomic<std::uint64_t> restores{0};
-  std::atomic<std::uint64_t> offloaded_bytes{0};  // bytes that left the pool
-  std::atomic<std::uint64_t> restored_bytes{0};   // bytes restored into the pool
+  std::atomic<std::uint64_t> offloaded_bytes{0};                // bytes that left the pool
+  std::atomic<std::uint64_t> restored_bytes{0};                 // bytes restored into the pool
+  metrics::DurationHistogram step_waits{shm::kStepWaitBounds};  // as workers count them
+  metrics::DurationHistogram restore_times{metrics::kMoveBounds};
+  metrics::DurationHistogram match_waits{metrics::kMoveBounds};
 };
 
 struct TenantMemory {

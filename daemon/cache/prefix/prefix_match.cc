@@ -45,11 +45,19 @@ std::uint64_t PrefixStore::Match(Question question, Done done) {
     if (asked.agreement != nullptr) Settle(now, after);
     return 0;
   }
-  asked.done = std::move(done);
+  asked.done = options_.waits == nullptr ? std::move(done) : Timed(std::move(done), now);
   DueAt(asked.deadline, after);
   const std::uint64_t ticket = asked.ticket;
   waiting_.push_back(std::move(asked));
   return ticket;
+}
+
+PrefixStore::Done PrefixStore::Timed(Done done, Clock::TimePoint begun) const {
+  return [done = std::move(done), begun, clock = options_.clock,
+          waits = options_.waits](absl::StatusOr<Answer> answer) mutable {
+    waits->Observe(clock->Now() - begun);
+    std::move(done)(std::move(answer));
+  };
 }
 
 absl::Status PrefixStore::Remember(TokenList& tokens) {

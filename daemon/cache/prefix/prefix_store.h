@@ -35,6 +35,7 @@
 #include "daemon/cache/prefix/computations.h"
 #include "daemon/cache/prefix/prefix.h"
 #include "daemon/cache/prefix/prefix_set.h"
+#include "daemon/metrics/instruments.h"
 
 namespace tessera::cache {
 
@@ -70,6 +71,7 @@ class PrefixStore {
     std::function<std::uint64_t()> next_id;
     // Called when Sweep should run earlier than its last result said.
     std::function<void()> on_attention;
+    metrics::DurationHistogram* waits = nullptr;  // of questions; null: not counted
   };
   explicit PrefixStore(const Options& options);
   ~PrefixStore();
@@ -226,6 +228,8 @@ class PrefixStore {
   static std::string AskerOf(SessionId id, const Place& place);
   static std::vector<PrefixChain> ChainsOf(const PrefixScope& scope, const Place& place);
   // Charges a list once, before it is remembered.
+  // `done`, which also reports to options_.waits how long the question waited.
+  Done Timed(Done done, Clock::TimePoint begun) const;
   absl::Status Remember(TokenList& tokens);
   void DueAt(Clock::TimePoint when, DeferredWork& after);
   void ForkEnded();

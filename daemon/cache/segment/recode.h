@@ -2,6 +2,7 @@
 // and `LaneSwap` its result. The work needs no lock, and no reader sees it until it is swapped in.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -91,6 +92,12 @@ struct LaneSwap {
   bool by_hand = false;
   // The last of these segments that is not dense (without one: `growth`) may grow from now on.
   bool growing = false;
+};
+
+// Tile bytes that swaps have replaced, and those that they put in their place.
+struct ReplacedBytes {
+  std::atomic<std::uint64_t> before{0};
+  std::atomic<std::uint64_t> after{0};
 };
 
 // Returns nullopt to leave the lane as it is.

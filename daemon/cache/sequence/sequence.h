@@ -28,42 +28,11 @@
 #include "daemon/cache/segment/row_source.h"
 #include "daemon/cache/sequence/prefix_forks.h"
 #include "daemon/cache/sequence/residence.h"
+#include "daemon/cache/sequence/tail_handle.h"
 #include "daemon/cache/tail/control.h"
 #include "daemon/cache/tail/tail.h"
 
 namespace tessera::cache {
-
-// The open tail of a decoding sequence: its rings and committed count, written by the worker.
-class TailHandle {
- public:
-  TailHandle(TailRegion region, CommitSlot commit_slot, std::uint32_t generation,
-             std::shared_ptr<pool::Block> block)
-      : region_(std::move(region)),
-        commit_slot_(std::move(commit_slot)),
-        block_(std::move(block)),
-        generation_(generation) {}
-
-  const TailRegion& region() const { return region_; }
-  std::uint32_t generation() const { return generation_; }
-
-  // Reads the worker's word once. nullopt if it belongs to an earlier tail: nothing is committed.
-  std::optional<std::uint64_t> CommittedTokens() const;
-
-  // True if the worker marks the sequence as being in a step.
-  bool InStep() const;
-
-  // Allows the worker to overwrite ring rows before `token`. No effect once closed.
-  void PublishRingStart(std::uint64_t token);
-  void Close();
-
- private:
-  const TailRegion region_;
-  const CommitSlot commit_slot_;
-  const std::shared_ptr<pool::Block> block_;
-  const std::uint32_t generation_;
-  Mutex mutex_;
-  bool closed_ TESSERA_GUARDED_BY(mutex_) = false;
-};
 
 // State that an upper layer attaches to a sequence, such as its policy and statistics about its
 // rows. Dropped when the sequence is freed.
@@ -218,6 +187,7 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
     std::uint32_t lane = 0;
     std::uint64_t min_dense_entries = 0;  // no-op if the lane has fewer dense entries
     bool whole = false;                   // pass the entire lane, not only the part that waits
+    ReplacedBytes* counted = nullptr;     // counts the result; null: not counted
   };
   absl::Status Recode(const RecodeOptions& options, const Recoder& work);
   // Returns that part of every lane of a layer (`whole`: the entire lanes) at one moment, by kv
@@ -245,7 +215,7 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   // held. Counts as a use. Waits while another call moves the rows. RESOURCE_EXHAUSTED: the pool
   // has no room, and nothing has changed.
   absl::StatusOr<Residence> Restore();
-  bool offloaded() const;
+  bool offloaded() const { return offloaded_.load(std::memory_order_relaxed); }
   // What the pressure ladder needs to choose a victim: the time of the last use (a committed count
   // that moved since the last call counts as a use now), and whether Offload would move anything,
   // now or once the current user is done. Never blocks, because the caller may act for another
@@ -263,6 +233,11 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
 
   // The tail as readers may use it, or null. Load it after pinning and before the lane words.
   std::shared_ptr<const TailHandle> tail() const;
+  // Number of tokens, including committed ones in the tail. Waits for no append, so the number may
+  // be that before a running one.
+  std::uint64_t CountTokens() const;
+  // Adds the tokens committed in the tail since the last call to TenantCounters::tokens_committed.
+  void CountCommitted();
   bool decoding() const { return tail() != nullptr; }
   bool failed() const;
 
@@ -430,8 +405,8 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
 
   // sequence_recode.cc
   OpenRun OpenRunOf(std::uint32_t lane, bool whole = false) const TESSERA_REQUIRES(mutex_);
-  absl::Status SwapIn(const OpenRun& run, LaneSwap& swap, Replaced& replaced)
-      TESSERA_REQUIRES(mutex_);
+  absl::Status SwapIn(const OpenRun& run, LaneSwap& swap, ReplacedBytes* counted,
+                      Replaced& replaced) TESSERA_REQUIRES(mutex_);
   void CountSwap(const std::vector<HeldSegment>& sources, const LaneSwap& swap);
 
   // sequence_residency.cc
@@ -442,6 +417,9 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   absl::Status Resident() const TESSERA_REQUIRES(mutex_);
   absl::Status MayOffload() const TESSERA_REQUIRES(mutex_);
   absl::Status CloseTailBetweenSteps() TESSERA_REQUIRES(mutex_);
+  // Runs a transfer to or from the tier and counts it. That the pool has no room is not the tier's
+  // error.
+  absl::Status Transfer(absl::FunctionRef<absl::Status()> copy) const;
   void Withdraw(const Offloading& work, Replaced& replaced) TESSERA_REQUIRES(mutex_);
   Clock::TimePoint LastUseLocked() TESSERA_REQUIRES(mutex_);
 
@@ -451,6 +429,7 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   static std::uint64_t RowsInLastTile(const Lane& lane);
   absl::Status CloseTailLocked() TESSERA_REQUIRES(mutex_);
   void DropTail() TESSERA_REQUIRES(mutex_);
+  std::uint64_t CommittedForCounting() const TESSERA_REQUIRES(tail_mutex_);
 
   // sequence.cc
   absl::Status CopyLanesOf(const Sequence& parent, std::uint64_t tokens)
@@ -476,7 +455,7 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   PositionMove moved_ TESSERA_GUARDED_BY(mutex_);             // common to all lanes: AdoptMoves
   std::uint32_t tail_blocks_ TESSERA_GUARDED_BY(mutex_) = 0;  // number of live TailBlocks
   std::string failure_ TESSERA_GUARDED_BY(mutex_);            // empty: not failed
-  bool offloaded_ TESSERA_GUARDED_BY(mutex_) = false;
+  std::atomic<bool> offloaded_{false};                        // written under mutex_
   bool moving_ TESSERA_GUARDED_BY(mutex_) = false;  // rows are being copied, without the lock
   CondVar moving_done_;                             // signalled when `moving_` becomes false
   std::uint32_t residents_ TESSERA_GUARDED_BY(mutex_) = 0;  // number of live Residences
@@ -488,6 +467,7 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   std::uint64_t step_end_ TESSERA_GUARDED_BY(mutex_) = 0;
 
   std::atomic<bool> has_manual_changes_{false};
+  std::atomic<std::uint64_t> published_tokens_{0};  // TokensInSegments, written under mutex_
 
   mutable Mutex companion_mutex_;
   std::shared_ptr<Companion> companion_ TESSERA_GUARDED_BY(companion_mutex_);
@@ -495,6 +475,7 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
 
   mutable Mutex tail_mutex_;
   std::shared_ptr<TailHandle> tail_ TESSERA_GUARDED_BY(tail_mutex_);
+  std::uint64_t counted_tokens_ TESSERA_GUARDED_BY(tail_mutex_) = 0;  // see CountCommitted
 };
 
 }  // namespace tessera::cache

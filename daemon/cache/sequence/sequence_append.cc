@@ -43,16 +43,17 @@ absl::StatusOr<std::uint64_t> Sequence::Append(const AppendSpan& span, const Row
   absl::Status status = CheckFirstToken(span, *committed);
   if (status.ok()) status = CloseTailLocked();
   // Checked again, because the worker may have committed tokens in the meantime.
-  if (status.ok()) status = CheckFirstToken(span, TokensInSegments());
+  const std::uint64_t before = TokensInSegments();
+  if (status.ok()) status = CheckFirstToken(span, before);
   Replaced replaced;
   if (status.ok()) status = AppendLocked(span, rows, before_seen, replaced);
   if (!status.ok()) return status;
   step_end_ = span.first_token + span.tokens;
   step_begin_ = span.decoded ? span.first_token : step_end_;
   FinishPublication(std::move(replaced));
-  memory_.counters->tokens_appended.fetch_add(span.first_layer == 0 ? span.tokens : 0,
-                                              std::memory_order_relaxed);
-  return TokensInSegments();
+  const std::uint64_t tokens = TokensInSegments();
+  memory_.counters->tokens_appended.fetch_add(tokens - before, std::memory_order_relaxed);
+  return tokens;
 }
 
 std::uint64_t Sequence::step_begin() const {
@@ -348,6 +349,7 @@ void Sequence::FinishPublication(Replaced replaced, pool::Epochs::Garbage also) 
   if (!freed_) {
     // While layers arrive one after another, layers that have no tokens yet have moved none either.
     const std::uint64_t tokens = TokensInSegments();
+    published_tokens_.store(tokens, std::memory_order_relaxed);
     block().next_position.store(tokens - std::min(tokens, moved_.shift));
   }
   block().version.fetch_add(1);

@@ -15,6 +15,16 @@
 
 namespace tessera::cache {
 
+namespace {
+
+std::uint64_t TileBytes(const std::vector<HeldSegment>& segments) {
+  std::uint64_t bytes = 0;
+  for (const HeldSegment& held : segments) bytes += held.segment->tile_bytes();
+  return bytes;
+}
+
+}  // namespace
+
 absl::Status Sequence::Recode(const RecodeOptions& options, const Recoder& work) {
   TESSERA_CHECK(options.lane < model_->lanes(), "the lane index is in range");
   OpenRun run;  // declared before the lock: dropping these frees pool memory
@@ -52,7 +62,9 @@ absl::Status Sequence::Recode(const RecodeOptions& options, const Recoder& work)
   if (!swap.ok()) return swap.status();
   if (!swap->has_value()) return absl::OkStatus();
   if (absl::Status status = Usable(); !status.ok()) return status;
-  if (absl::Status status = SwapIn(run, **swap, replaced); !status.ok()) return status;
+  if (absl::Status status = SwapIn(run, **swap, options.counted, replaced); !status.ok()) {
+    return status;
+  }
   // Releases the references, so that the lane is the only holder of what it opens next.
   run = OpenRun();
   for (const std::shared_ptr<Segment>& segment : replaced.segments) {
@@ -259,7 +271,8 @@ OpenRun Sequence::OpenRunOf(std::uint32_t index, bool whole) const {
 
 // The lane may have been cut, forked or appended to since. Replaces the taken segments that it
 // still shows, keeping its current entry count.
-absl::Status Sequence::SwapIn(const OpenRun& run, LaneSwap& swap, Replaced& replaced) {
+absl::Status Sequence::SwapIn(const OpenRun& run, LaneSwap& swap, ReplacedBytes* counted,
+                              Replaced& replaced) {
   Lane& lane = lanes_[run.lane];
   std::vector<HeldSegment> sources;
   if (swap.whole) sources = run.settled;
@@ -325,6 +338,11 @@ absl::Status Sequence::SwapIn(const OpenRun& run, LaneSwap& swap, Replaced& repl
   if (!snapshot.ok()) return snapshot.status();
 
   if (!gathered) CountSwap(sources, swap);
+  if (counted != nullptr) {
+    const std::uint64_t added = swap.growth.has_value() ? swap.growth->tiles.pool_bytes() : 0;
+    counted->before.fetch_add(TileBytes(sources), std::memory_order_relaxed);
+    counted->after.fetch_add(TileBytes(targets) + added, std::memory_order_relaxed);
+  }
   if (swap.growth.has_value()) {
     SegmentGrowth& growth = *swap.growth;
     const std::uint32_t filled = run.grows_at + growth.entries();
@@ -359,8 +377,7 @@ absl::Status Sequence::SwapIn(const OpenRun& run, LaneSwap& swap, Replaced& repl
 
 void Sequence::CountSwap(const std::vector<HeldSegment>& sources, const LaneSwap& swap) {
   TenantCounters& counters = *memory_.counters;
-  std::uint64_t before = 0;
-  for (const HeldSegment& held : sources) before += held.segment->tile_bytes();
+  const std::uint64_t before = TileBytes(sources);
   std::uint64_t after = 0;
   std::uint64_t tiles = 0;
   bool packs = swap.growth.has_value() || swap.taken_over > 0;

@@ -67,6 +67,19 @@ absl::Status Sequence::CloseTailBetweenSteps() {
                    ErrorCause::kSequenceBusy);
 }
 
+absl::Status Sequence::Transfer(absl::FunctionRef<absl::Status()> copy) const {
+  const Clock::TimePoint begun = memory_.clock->Now();
+  absl::Status status = copy();
+  if (status.ok()) {
+    memory_.host_tier->transfers().durations.Observe(memory_.clock->Now() - begun);
+    return status;
+  }
+  const std::optional<pool::Shortage> shortage = pool::ShortageOf(status);
+  const bool of_pool = shortage.has_value() && shortage->tag != pool::MemoryTag::kOffloaded;
+  if (!of_pool) memory_.host_tier->transfers().errors.fetch_add(1, std::memory_order_relaxed);
+  return status;
+}
+
 absl::StatusOr<std::uint64_t> Sequence::Offload(const OffloadOptions& options) {
   Offloading work(memory_);  // outlives the lock: its destructor frees pool memory
   Replaced replaced;
@@ -89,7 +102,7 @@ absl::StatusOr<std::uint64_t> Sequence::Offload(const OffloadOptions& options) {
     if (work.empty()) return std::uint64_t{0};
     moving_ = true;
   }
-  absl::Status status = work.Run();
+  absl::Status status = Transfer([&work] { return work.Run(); });
   MutexLock lock(mutex_);
   moving_ = false;
   moving_done_.NotifyAll();
@@ -129,6 +142,7 @@ void Sequence::Withdraw(const Offloading& work, Replaced& replaced) {
 }
 
 absl::StatusOr<Residence> Sequence::Restore() {
+  const Clock::TimePoint begun = memory_.clock->Now();
   Restoring work(memory_);
   Replaced replaced;  // tier memory is freed after the lock
   {
@@ -143,7 +157,7 @@ absl::StatusOr<Residence> Sequence::Restore() {
     for (const Lane& lane : lanes_) work.Take(lane);
     moving_ = true;
   }
-  absl::Status status = work.Run();
+  absl::Status status = Transfer([&work] { return work.Run(); });
   MutexLock lock(mutex_);
   moving_ = false;
   moving_done_.NotifyAll();
@@ -164,15 +178,11 @@ absl::StatusOr<Residence> Sequence::Restore() {
   Used();
   memory_.counters->restores.fetch_add(1, std::memory_order_relaxed);
   memory_.counters->restored_bytes.fetch_add(work.bytes(), std::memory_order_relaxed);
+  memory_.counters->restore_times.Observe(memory_.clock->Now() - begun);
   FinishPublication({});
   // Written after the lane words and the version, so a reader that sees "live" sees all of it.
   block().state.store(shm::kSequenceLive);
   return Residence(shared_from_this());
-}
-
-bool Sequence::offloaded() const {
-  MutexLock lock(mutex_);
-  return offloaded_;
 }
 
 Clock::TimePoint Sequence::LastUseLocked() {

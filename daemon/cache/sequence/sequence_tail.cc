@@ -78,6 +78,7 @@ absl::StatusOr<Sequence::OpenedTail> Sequence::OpenTail(TailMemory& memory, Cont
     MutexLock tail_lock(tail_mutex_);
     tail_ = std::make_shared<TailHandle>(*std::move(region), *std::move(slot), tail_generation_,
                                          block_);
+    counted_tokens_ = tokens;
   }
   block().tail_generation.store(tail_generation_);
   block().version.fetch_add(1);
@@ -188,8 +189,31 @@ absl::Status Sequence::CloseTailLocked() {
   return absl::OkStatus();
 }
 
+// The worker writes the count, so it is bounded by what the rings hold.
+std::uint64_t Sequence::CommittedForCounting() const {
+  if (tail_ == nullptr) return 0;
+  return std::min(
+      tail_->CommittedTokens().value_or(0),
+      published_tokens_.load(std::memory_order_relaxed) + model_->layout().ring_capacity());
+}
+
+std::uint64_t Sequence::CountTokens() const {
+  MutexLock lock(tail_mutex_);
+  return std::max(CommittedForCounting(), published_tokens_.load(std::memory_order_relaxed));
+}
+
+void Sequence::CountCommitted() {
+  MutexLock lock(tail_mutex_);
+  const std::uint64_t committed = CommittedForCounting();
+  if (committed <= counted_tokens_) return;
+  memory_.counters->tokens_committed.fetch_add(committed - counted_tokens_,
+                                               std::memory_order_relaxed);
+  counted_tokens_ = committed;
+}
+
 // Tokens that were not absorbed are lost with the tail.
 void Sequence::DropTail() {
+  CountCommitted();
   std::shared_ptr<TailHandle> tail;
   {
     MutexLock lock(tail_mutex_);

@@ -1,6 +1,7 @@
 #include "daemon/cache/tenant/session_state.h"
 
 #include <algorithm>
+#include <chrono>
 #include <iterator>
 #include <utility>
 
@@ -125,12 +126,35 @@ std::vector<std::shared_ptr<Sequence>> SessionState::Decoding() {
   return sequences;
 }
 
-std::uint64_t SessionState::TakeRingFullWaits() {
-  const std::uint64_t now = control_->page().ring_full_waits.load(std::memory_order_relaxed);
+namespace {
+
+// What a worker added to a count since `before`, which becomes `now`. A count that went back added
+// nothing, and no worker counts more between two calls than `most`.
+std::uint64_t Added(std::uint64_t now, std::uint64_t& before, std::uint64_t most) {
+  const std::uint64_t last = std::exchange(before, now);
+  return now > last ? std::min(now - last, most) : 0;
+}
+
+}  // namespace
+
+void SessionState::CountSteps(TenantCounters& counters) {
+  constexpr std::uint64_t kMostWaits = 1 << 20;
+  constexpr std::uint64_t kMostSteps = 1 << 30;
+  constexpr std::uint64_t kMostNanoseconds = std::uint64_t{1} << 50;  // 13 days, of all threads
+  const shm::ControlPage& page = control_->page();
   MutexLock lock(mutex_);
-  const std::uint64_t before = std::exchange(ring_full_waits_, now);
-  constexpr std::uint64_t kMostAtOnce = 1 << 20;  // no worker waits so often between two calls
-  return now > before ? std::min(now - before, kMostAtOnce) : 0;
+  counters.tail_full_waits.fetch_add(
+      Added(page.ring_full_waits.load(std::memory_order_relaxed), ring_full_waits_, kMostWaits),
+      std::memory_order_relaxed);
+  counters.step_waits.AddToSum(
+      std::chrono::nanoseconds(Added(page.step_wait_nanoseconds.load(std::memory_order_relaxed),
+                                     step_wait_nanoseconds_, kMostNanoseconds)));
+  for (std::size_t i = 0; i < step_waits_.size(); ++i) {
+    const std::uint32_t now = page.step_waits[i].load(std::memory_order_relaxed);
+    // Modulo 2^32, so that a count may wrap around. A larger difference is one that went back.
+    const std::uint32_t added = now - std::exchange(step_waits_[i], now);
+    if (added < kMostSteps) counters.step_waits.AddToBucket(i, added);
+  }
 }
 
 }  // namespace tessera::cache

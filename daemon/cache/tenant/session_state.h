@@ -2,6 +2,7 @@
 // sequences it owns. The connection that serves as its lease belongs to the serving layer.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -20,6 +21,7 @@
 #include "daemon/cache/tail/tail.h"
 #include "daemon/device/device.h"
 #include "daemon/pool/account.h"
+#include "proto/shm/layout.h"
 
 namespace tessera::cache {
 
@@ -89,9 +91,10 @@ class SessionState {
   void AddDecoding(const std::shared_ptr<Sequence>& sequence);
   std::vector<std::shared_ptr<Sequence>> Decoding();
 
-  // Number of steps that found the ring full since the last call. The worker writes this count; a
-  // hostile value only inflates a metric.
-  std::uint64_t TakeRingFullWaits();
+  // Adds what the worker has counted of its steps since the last call: how many found the ring
+  // full, and how long steps waited. The worker writes these counts; a hostile value only inflates
+  // a metric.
+  void CountSteps(TenantCounters& counters);
 
  private:
   explicit SessionState(const Options& options) : options_(options) {}
@@ -106,7 +109,10 @@ class SessionState {
   std::unique_ptr<Staging> staging_ TESSERA_GUARDED_BY(mutex_);
   absl::flat_hash_set<SequenceId> owned_ TESSERA_GUARDED_BY(mutex_);
   absl::flat_hash_map<SequenceId, std::weak_ptr<Sequence>> decoding_ TESSERA_GUARDED_BY(mutex_);
+  // The worker's counts at the last call of CountSteps.
   std::uint64_t ring_full_waits_ TESSERA_GUARDED_BY(mutex_) = 0;
+  std::uint64_t step_wait_nanoseconds_ TESSERA_GUARDED_BY(mutex_) = 0;
+  std::array<std::uint32_t, shm::kStepWaitBuckets> step_waits_ TESSERA_GUARDED_BY(mutex_){};
 };
 
 }  // namespace tessera::cache

@@ -37,6 +37,8 @@ absl::StatusOr<std::unique_ptr<Tenant>> Tenant::Create(const Options& options) {
       Directory::Create({.extent_bytes = options.directory_extent_bytes,
                          .limit_bytes = options.directory_extent_bytes * kDirectoryExtents,
                          .instance = options.instance,
+                         .pool_extent_bytes = options.pool_extent_bytes,
+                         .pool_limit_bytes = options.pool_limit_bytes,
                          .node = &tenant->held_,
                          .tenant = &tenant->account_,
                          .source = options.directory_memory,
@@ -55,7 +57,6 @@ absl::StatusOr<std::unique_ptr<Tenant>> Tenant::Create(const Options& options) {
        .waits_for_importers = options.device->description().waits_for_importers});
   if (!pool.ok()) return pool.status();
   tenant->pool_ = *std::move(pool);
-  tenant->directory_->DescribePool(options.pool_extent_bytes, options.pool_limit_bytes);
   tenant->epochs_ =
       std::make_unique<pool::Epochs>(pool::Epochs::Options{.epoch = tenant->directory_->epoch(),
                                                            .clock = options.clock,
@@ -69,7 +70,8 @@ absl::StatusOr<std::unique_ptr<Tenant>> Tenant::Create(const Options& options) {
                            .clock = options.clock,
                            .max_prefixes = options.max_prefixes,
                            .next_id = [id = tenant.get()] { return id->NextId(); },
-                           .on_attention = options.on_attention});
+                           .on_attention = options.on_attention,
+                           .waits = &tenant->counters_.match_waits});
   tenant->memory_ = {.directory = tenant->directory_.get(),
                      .pool = tenant->pool_.get(),
                      .epochs = tenant->epochs_.get(),
@@ -112,6 +114,7 @@ std::uint64_t Tenant::NextId() {
 // ---- sessions
 
 absl::StatusOr<std::shared_ptr<SessionState>> Tenant::OpenSession(const NewSession& hello) {
+  if (absl::Status status = directory_->Open(); !status.ok()) return status;
   absl::StatusOr<std::shared_ptr<SessionState>> session =
       SessionState::Create({.id = SessionId(NextId()),
                             .tenant_id = options_.id,
@@ -154,7 +157,7 @@ void Tenant::EndSession(SessionId id) {
     MutexLock lock(mutex_);
     for (auto& [model_id, model] : models_) model.users.erase(id);
   }
-  counters_.tail_full_waits.fetch_add(session->TakeRingFullWaits(), std::memory_order_relaxed);
+  session->CountSteps(counters_);
 }
 
 absl::StatusOr<std::shared_ptr<SessionState>> Tenant::FindSession(SessionId id,
@@ -352,6 +355,26 @@ std::vector<std::shared_ptr<Sequence>> Tenant::Sequences() const {
 std::size_t Tenant::sequence_count() const {
   MutexLock lock(mutex_);
   return sequences_.size();
+}
+
+Tenant::SequenceCounts Tenant::CountSequences() const {
+  SequenceCounts counts;
+  for (const std::shared_ptr<Sequence>& sequence : Sequences()) {
+    // An offloaded sequence has no tail.
+    const bool decoding = sequence->decoding();
+    ++(decoding ? counts.decoding : sequence->offloaded() ? counts.offloaded : counts.held);
+    counts.tokens += sequence->CountTokens();
+  }
+  return counts;
+}
+
+void Tenant::CountWork() {
+  for (const std::shared_ptr<SessionState>& session : Sessions()) {
+    session->CountSteps(counters_);
+    for (const std::shared_ptr<Sequence>& sequence : session->Decoding()) {
+      sequence->CountCommitted();
+    }
+  }
 }
 
 // ---- tails

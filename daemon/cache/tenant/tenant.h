@@ -117,6 +117,16 @@ class Tenant {
   absl::Status FreeSequence(SequenceId id);
   std::vector<std::shared_ptr<Sequence>> Sequences() const;
   std::size_t sequence_count() const;
+  // Every sequence is in one of the three states. Waits for no append.
+  struct SequenceCounts {
+    std::uint32_t held = 0;  // in the pool, without a tail
+    std::uint32_t decoding = 0;
+    std::uint32_t offloaded = 0;
+    std::uint64_t tokens = 0;  // of all three
+  };
+  SequenceCounts CountSequences() const;
+  // Adds to counters() what workers have written to mapped memory since the last call.
+  void CountWork();
 
   // Opens tails for all of the sequences or for none. `session` must own them. If memory for one is
   // missing, sequences that were already decoding continue in newly opened rings.

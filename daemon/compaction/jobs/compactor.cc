@@ -397,6 +397,11 @@ LaneCoder::Options Compactor::CoderOptions(const cache::Sequence& sequence,
           .counters = &counters_};
 }
 
+cache::ReplacedBytes* Compactor::CounterOf(const policies::Policy& policy) {
+  const std::optional<std::size_t> system = policies::SystemOf(policy);
+  return system.has_value() ? &counters_.replaced_by_system[*system] : nullptr;
+}
+
 Compactor::ReduceOutcome Compactor::Thin(cache::Sequence& sequence, std::uint64_t bytes) {
   ReduceOutcome outcome;
   const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(sequence);
@@ -435,7 +440,8 @@ absl::StatusOr<ReducedBytes> Compactor::ReduceLane(cache::Sequence& sequence,
   {
     MutexLock lock(managed.lane(index).work->mutex);
     status = ManagedSequence::Of(sequence).get() == &managed
-                 ? sequence.Recode({.lane = index, .whole = true}, thin)
+                 ? sequence.Recode(
+                       {.lane = index, .whole = true, .counted = CounterOf(managed.policy())}, thin)
                  : internal::PolicyChanged(sequence);
   }
   OnLaneReleased(sequence.shared_from_this(), managed, index);

@@ -226,6 +226,8 @@ class Compactor {
   // do not wait for a long seal. nullopt: another policy has been set.
   std::optional<absl::Status> Seal(cache::Sequence& sequence, ManagedSequence& managed,
                                    std::uint32_t lane, bool& is_continuation);
+  // Counts what Recode replaces under the policy; null: the policy re-encodes nothing.
+  cache::ReplacedBytes* CounterOf(const policies::Policy& policy);
   LaneCoder::Options CoderOptions(const cache::Sequence& sequence, ManagedSequence& managed,
                                   LaneState& state);
   absl::StatusOr<std::shared_ptr<cache::Sequence>> ForkPaused(ManagedSequence& managed,

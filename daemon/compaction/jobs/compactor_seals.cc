@@ -78,13 +78,14 @@ std::optional<absl::Status> Compactor::Seal(cache::Sequence& sequence, ManagedSe
   absl::Status status;
   std::optional<DenseRows> left;
   for (int attempt = 0; attempt < internal::kAttempts; ++attempt) {
-    status = sequence.Recode({.lane = index}, [&](const cache::OpenRun& run) {
-      LaneCoder coder(options, run);
-      LaneCoder::Swap swap = coder.Seal(lane.work->seals.running());
-      is_continuation = coder.is_continuation();
-      left = coder.left_dense();
-      return swap;
-    });
+    status = sequence.Recode({.lane = index, .counted = CounterOf(managed.policy())},
+                             [&](const cache::OpenRun& run) {
+                               LaneCoder coder(options, run);
+                               LaneCoder::Swap swap = coder.Seal(lane.work->seals.running());
+                               is_continuation = coder.is_continuation();
+                               left = coder.left_dense();
+                               return swap;
+                             });
     is_continuation = is_continuation && status.ok();
     if (!absl::IsAborted(status)) break;
   }

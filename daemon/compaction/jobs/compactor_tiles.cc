@@ -116,7 +116,9 @@ absl::Status Compactor::EncodeTilesOf(cache::Sequence& sequence, ManagedSequence
   const std::uint64_t entries_without_raw = state.entries_without_raw;
   absl::Status status;
   for (int attempt = 0; attempt < internal::kAttempts; ++attempt) {
-    status = sequence.Recode({.lane = index, .min_dense_entries = kernels::kTileEntries},
+    status = sequence.Recode({.lane = index,
+                              .min_dense_entries = kernels::kTileEntries,
+                              .counted = CounterOf(managed.policy())},
                              [&](const cache::OpenRun& run) -> LaneCoder::Swap {
                                if (managed.Interrupted(run.layer)) return std::nullopt;
                                outcome = {.layer = run.layer};

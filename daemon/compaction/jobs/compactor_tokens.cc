@@ -367,7 +367,7 @@ absl::Status Compactor::CarryOut(cache::Sequence& sequence, ManagedSequence& man
     coding.first_position = choice.first_positions[head];
     std::optional<DenseRows> left;
     const absl::Status status = sequence.Recode(
-        {.lane = index, .whole = ChoosesFromAll(policy)},
+        {.lane = index, .whole = ChoosesFromAll(policy), .counted = CounterOf(policy)},
         [&](const cache::OpenRun& run) -> LaneCoder::Swap {
           if (run.losses != choice.losses[head]) {
             return absl::AbortedError(

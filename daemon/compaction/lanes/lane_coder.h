@@ -27,6 +27,7 @@
 #include "daemon/compaction/lanes/lane_state.h"
 #include "daemon/compaction/lanes/seal_requests.h"
 #include "daemon/policies/policy.h"
+#include "daemon/policies/registry.h"
 #include "kernels/strategy/strategy.h"
 
 namespace tessera::compaction {
@@ -44,6 +45,8 @@ struct CodingCounters {
   std::atomic<std::uint64_t> decisions_made{0};    // by token policies, counted per layer
   std::atomic<std::uint64_t> decision_ns{0};       // time for decisions, without carrying them out
   std::atomic<std::uint64_t> shown_bytes{0};       // observations received from workers
+  // By policies::Systems: the first system of the sequence's policy.
+  std::array<cache::ReplacedBytes, policies::kSystems> replaced_by_system{};
 };
 
 // The segment whose key channels new rows keep under this policy: the last packed one, if it has

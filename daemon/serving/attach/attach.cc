@@ -80,12 +80,13 @@ absl::Status CheckPrefixHash(const v1::Hello& hello, std::uint64_t seed) {
 class Reactor final : public grpc::ServerBidiReactor<v1::AttachRequest, v1::AttachResponse> {
  public:
   Reactor(const AttachContext& door, grpc::CallbackServerContext* context)
-      : door_(door), context_(context) {
+      : door_(door), context_(context), begun_(door.services->clock->Now()) {
     StartRead(&request_);
   }
 
   void OnReadDone(bool ok) override {
     if (!ok) {
+      CountGreeting(absl::StatusCode::kCancelled);
       return Finished(
           context_->IsCancelled() ? metrics::SessionEnd::kLost : metrics::SessionEnd::kClosed,
           absl::OkStatus());
@@ -94,6 +95,7 @@ class Reactor final : public grpc::ServerBidiReactor<v1::AttachRequest, v1::Atta
       return WorkOnTails();
     }
     const absl::Status status = Handle();
+    CountGreeting(status.code());
     if (!status.ok()) return Finished(metrics::SessionEnd::kRefused, status);
     // OnCancel may have run concurrently, before there was a session to end.
     if (!ReadOn()) Finished(metrics::SessionEnd::kLost, absl::OkStatus());
@@ -231,6 +233,12 @@ class Reactor final : public grpc::ServerBidiReactor<v1::AttachRequest, v1::Atta
       return absl::FailedPreconditionError("the first message of Attach must be Hello");
     }
     return absl::InvalidArgumentError("this daemon does not know this kind of Attach message");
+  }
+
+  // Counts the stream's first message, and only that one. For the reading callbacks.
+  void CountGreeting(absl::StatusCode code) {
+    if (std::exchange(greeting_counted_, true)) return;
+    door_.rpc->Finished(code, door_.services->clock->Now() - begun_);
   }
 
   absl::Status Greet(const v1::Hello& hello) {
@@ -386,8 +394,10 @@ class Reactor final : public grpc::ServerBidiReactor<v1::AttachRequest, v1::Atta
 
   const AttachContext door_;
   grpc::CallbackServerContext* const context_;
+  const Clock::TimePoint begun_;
   const std::shared_ptr<Link> link_ = std::make_shared<Link>(this);
   v1::AttachRequest request_;
+  bool greeting_counted_ = false;  // for the reading callbacks
   // Set by Greet and used by the reading callbacks only; others use session_id_.
   cache::Tenant* tenant_ = nullptr;
   std::shared_ptr<cache::SessionState> session_;

@@ -19,6 +19,7 @@ struct AttachContext {
   std::string descriptor_socket;  // path for Welcome; empty: no Unix socket is served
   // Runs work that may wait for memory on another thread: all tenants' streams share few threads.
   std::function<void(std::function<void()>)> aside;
+  metrics::RpcMethod* rpc;  // counts the answers to Hello
 };
 
 // Creates the reactor of one stream, which deletes itself when the stream is done.

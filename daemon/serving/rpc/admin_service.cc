@@ -11,6 +11,7 @@
 #include "daemon/policies/registry.h"
 #include "daemon/pool/epochs.h"
 #include "daemon/serving/call/resident.h"
+#include "daemon/serving/call/rpc_methods.h"
 #include "daemon/serving/call/status.h"
 #include "daemon/serving/convert/convert.h"
 #include "daemon/serving/rpc/compress.h"
@@ -30,7 +31,8 @@ grpc::Status AdminService::Serve(const char* method, const grpc::ServerContext& 
   const Clock::TimePoint begun = services_.clock->Now();
   absl::Status status = Admit(context);
   if (status.ok()) status = act();
-  services_.metrics->Rpc(method).Finished(status.code(), services_.clock->Now() - begun);
+  services_.metrics->Rpc(kAdminServiceName, method)
+      .Finished(status.code(), services_.clock->Now() - begun);
   return ToGrpc(status);
 }
 
@@ -143,7 +145,7 @@ absl::StatusOr<std::shared_ptr<cache::Sequence>> AdminService::Find(std::uint64_
 grpc::Status AdminService::Describe(grpc::ServerContext* context,
                                     const v1::DescribeRequest* request,
                                     v1::DescribeResponse* response) {
-  return Serve("AdminDescribe", *context, [&]() -> absl::Status {
+  return Serve("Describe", *context, [&]() -> absl::Status {
     absl::StatusOr<std::shared_ptr<cache::Sequence>> sequence = Find(request->sequence_id());
     if (!sequence.ok()) return sequence.status();
     return DescribeSequence(services_, **sequence, *request, *response);
@@ -153,7 +155,7 @@ grpc::Status AdminService::Describe(grpc::ServerContext* context,
 grpc::Status AdminService::Compress(grpc::ServerContext* context,
                                     const v1::CompressRequest* request,
                                     v1::CompressResponse* response) {
-  return Serve("AdminCompress", *context, [&]() -> absl::Status {
+  return Serve("Compress", *context, [&]() -> absl::Status {
     if (request->has_packing() || request->has_rotations()) {
       return absl::InvalidArgumentError(
           "admin Compress applies the sequence's policy; leave packing and rotations unset");
@@ -195,7 +197,7 @@ absl::Status AdminService::WithRows(
 
 grpc::Status AdminService::Offload(grpc::ServerContext* context, const v1::OffloadRequest* request,
                                    v1::OffloadResponse* response) {
-  return Serve("AdminOffload", *context, [&]() -> absl::Status {
+  return Serve("Offload", *context, [&]() -> absl::Status {
     absl::StatusOr<std::shared_ptr<cache::Sequence>> sequence = Find(request->sequence_id());
     if (!sequence.ok()) return sequence.status();
     absl::StatusOr<std::uint64_t> bytes = (*sequence)->Offload({});
@@ -206,7 +208,7 @@ grpc::Status AdminService::Offload(grpc::ServerContext* context, const v1::Offlo
 
 grpc::Status AdminService::Restore(grpc::ServerContext* context, const v1::RestoreRequest* request,
                                    v1::RestoreResponse* response) {
-  return Serve("AdminRestore", *context, [&] {
+  return Serve("Restore", *context, [&] {
     return WithRows(*context, request->sequence_id(), [&](const cache::Residence& held) {
       response->set_tokens(held->Describe(/*lanes=*/false).tokens);
       return absl::OkStatus();

@@ -14,30 +14,6 @@ namespace tessera::serving {
 
 namespace {
 
-std::uint32_t CountDecoding(cache::Tenant& tenant) {
-  std::uint32_t decoding = 0;
-  for (const std::shared_ptr<cache::Sequence>& sequence : tenant.Sequences()) {
-    decoding += sequence->decoding();
-  }
-  return decoding;
-}
-
-std::uint32_t CountOffloaded(cache::Tenant& tenant) {
-  std::uint32_t offloaded = 0;
-  for (const std::shared_ptr<cache::Sequence>& sequence : tenant.Sequences()) {
-    offloaded += sequence->offloaded();
-  }
-  return offloaded;
-}
-
-std::uint64_t RingFullWaits(cache::Tenant& tenant) {
-  cache::TenantCounters& counters = tenant.counters();
-  for (const std::shared_ptr<cache::SessionState>& session : tenant.Sessions()) {
-    counters.tail_full_waits.fetch_add(session->TakeRingFullWaits(), std::memory_order_relaxed);
-  }
-  return counters.tail_full_waits.load();
-}
-
 // What lanes hold, compared with what they were given.
 struct Kept {
   double entries = 0;
@@ -228,14 +204,16 @@ void FillNodeStats(const Services& services, v1::StatsResponse& out) {
 }
 
 void FillTenantStats(cache::Tenant& tenant, v1::TenantStats& out) {
+  tenant.CountWork();
   const cache::TenantCounters& counters = tenant.counters();
+  const cache::Tenant::SequenceCounts sequences = tenant.CountSequences();
   out.set_name(tenant.name());
   out.set_used_bytes(tenant.account().used_bytes());
   out.set_hard_limit_bytes(tenant.account().limit_bytes());
   out.set_pool_extents(tenant.pool().extents());
   out.set_pool_extent_bytes(tenant.pool().extent_bytes());
-  out.set_sequences(static_cast<std::uint32_t>(tenant.sequence_count()));
-  out.set_decoding_sequences(CountDecoding(tenant));
+  out.set_sequences(sequences.held + sequences.decoding + sequences.offloaded);
+  out.set_decoding_sequences(sequences.decoding);
   out.set_sessions(static_cast<std::uint32_t>(tenant.Sessions().size()));
   for (std::size_t tag = 0; tag < pool::kMemoryTags; ++tag) {
     const std::uint64_t bytes = tenant.account().used_bytes(static_cast<pool::MemoryTag>(tag));
@@ -248,7 +226,7 @@ void FillTenantStats(cache::Tenant& tenant, v1::TenantStats& out) {
   out.set_tiles_written(counters.tiles_written.load());
   out.set_retired_bytes(tenant.epochs().waiting_bytes());
   out.set_pins_revoked(tenant.epochs().revoked());
-  out.set_tail_full_waits(RingFullWaits(tenant));
+  out.set_tail_full_waits(counters.tail_full_waits.load());
   out.set_attend_requests(counters.attend_requests.load());
   out.set_sequences_failed(counters.sequences_failed.load());
   out.set_entries_packed(counters.entries_packed.load());
@@ -259,118 +237,10 @@ void FillTenantStats(cache::Tenant& tenant, v1::TenantStats& out) {
   out.set_prefix_waits(prefixes.waiting);
   out.set_soft_limit_bytes(tenant.options().soft_limit_bytes);
   out.set_offloaded_bytes(tenant.offloaded().used_bytes());
-  out.set_offloaded_sequences(CountOffloaded(tenant));
+  out.set_offloaded_sequences(sequences.offloaded);
   out.set_offloads(counters.offloads.load());
   out.set_restores(counters.restores.load());
   out.set_observation_bytes(tenant.host_rows().used_bytes(pool::MemoryTag::kObservations));
-}
-
-void NodeCollector::CollectCompaction(metrics::Visitor& visitor) const {
-  constexpr std::string_view kPriorities[kJobPriorities] = {"tails", "seals", "pressure"};
-  const Scheduler::Load load = services_.scheduler->load();
-  for (std::size_t i = 0; i < kJobPriorities; ++i) {
-    visitor.Add(metrics::kBackgroundJobs, load.queued[i], kPriorities[i], "queued");
-    visitor.Add(metrics::kBackgroundJobs, load.running[i], kPriorities[i], "running");
-    visitor.Add(metrics::kBackgroundJobsTotal, load.done[i], kPriorities[i]);
-  }
-  const compaction::CodingCounters& counters = services_.compactor->counters();
-  visitor.Add(metrics::kProvisionalTilesTotal, counters.tiles_encoded.load());
-  visitor.Add(metrics::kSegmentsSealedTotal, counters.segments_sealed.load());
-  visitor.Add(metrics::kStrategiesTotal, counters.strategies_made.load());
-  visitor.Add(metrics::kRunsLeftPlainTotal, counters.left_plain.load());
-  for (std::size_t i = 0; i < compaction::kDenseReasons; ++i) {
-    const auto reason = static_cast<compaction::DenseReason>(i);
-    if (!compaction::IsCounted(reason)) continue;
-    visitor.Add(metrics::kSegmentsLeftDenseTotal, counters.left_dense[i].load(),
-                compaction::NameOf(reason));
-  }
-  visitor.Add(metrics::kTokenChoicesTotal, counters.decisions_made.load());
-  visitor.Add(metrics::kShownBytesTotal, counters.shown_bytes.load());
-  visitor.Add(metrics::kRawRowsDroppedTotal, counters.raw_rows_dropped.load());
-}
-
-void NodeCollector::CollectPrefixes(cache::Tenant& tenant, metrics::Visitor& visitor) {
-  const cache::PrefixStore::Figures figures = tenant.prefixes().figures();
-  const std::string& name = tenant.name();
-  visitor.Add(metrics::kPrefixes, figures.prefixes, name);
-  visitor.Add(metrics::kPrefixBytes, figures.tile_bytes, name);
-  visitor.Add(metrics::kPrefixWaits, figures.waiting, name);
-  visitor.Add(metrics::kPrefixMatchesTotal, figures.matches_whole, name, "all");
-  visitor.Add(metrics::kPrefixMatchesTotal, figures.matches_part, name, "part");
-  visitor.Add(metrics::kPrefixMatchesTotal, figures.matches_nothing, name, "nothing");
-  visitor.Add(metrics::kPrefixMatchTokensTotal, figures.tokens_asked, name, "asked");
-  visitor.Add(metrics::kPrefixMatchTokensTotal, figures.tokens_found, name, "found");
-  visitor.Add(metrics::kPrefixesPublishedTotal, figures.published, name, "new");
-  visitor.Add(metrics::kPrefixesPublishedTotal, figures.deduplicated, name, "known");
-  constexpr std::string_view kReasons[cache::kDropReasons] = {"expired", "least_recently_used",
-                                                              "freed"};
-  for (std::size_t i = 0; i < cache::kDropReasons; ++i) {
-    visitor.Add(metrics::kPrefixesDroppedTotal, figures.dropped[i], name, kReasons[i]);
-  }
-}
-
-void NodeCollector::CollectPressure(metrics::Visitor& visitor) const {
-  visitor.Add(metrics::kHostTierLimitBytes, node_.host_tier().limit_bytes());
-  const residency::Pressure& pressure = *services_.pressure;
-  for (std::size_t rung = 0; rung < pressure.ladder().size(); ++rung) {
-    for (std::size_t i = 0; i < residency::kOutcomes; ++i) {
-      visitor.Add(metrics::kPressureClimbsTotal, pressure.counters().rungs[rung].climbs[i].load(),
-                  pressure.ladder()[rung]->name(),
-                  residency::OutcomeName(static_cast<residency::Outcome>(i)));
-    }
-    visitor.Add(metrics::kPressureStepsTotal, pressure.counters().rungs[rung].steps.load(),
-                pressure.ladder()[rung]->name());
-  }
-  visitor.Add(metrics::kPressureCallsTotal, pressure.counters().served.load(), "served");
-  visitor.Add(metrics::kPressureCallsTotal, pressure.counters().refused.load(), "refused");
-}
-
-void NodeCollector::Collect(metrics::Visitor& visitor) const {
-  const std::string& device = node_.options().device->description().name;
-  visitor.Add(metrics::kSessions, node_.sessions());
-  CollectCompaction(visitor);
-  CollectPressure(visitor);
-  for (const std::unique_ptr<cache::Tenant>& tenant : node_.tenants()) {
-    const std::string& name = tenant->name();
-    const std::uint64_t used = tenant->pool().used_bytes();
-    const std::uint64_t held = tenant->pool().extents() * tenant->pool().extent_bytes();
-    visitor.Add(metrics::kPoolBytes, used, name, device, metrics::kPoolUsed);
-    visitor.Add(metrics::kPoolBytes, held - used, name, device, metrics::kPoolFree);
-    visitor.Add(metrics::kPoolBytes, node_.account().limit_bytes(), name, device,
-                metrics::kPoolLimit);
-    visitor.Add(metrics::kPoolExtents, tenant->pool().extents(), name, device);
-    for (std::size_t tag = 0; tag < pool::kMemoryTags; ++tag) {
-      const auto memory_tag = static_cast<pool::MemoryTag>(tag);
-      visitor.Add(metrics::kPoolUsedBytes, tenant->account().used_bytes(memory_tag), name,
-                  pool::TagName(memory_tag));
-    }
-    const pool::Account& host = tenant->host_rows();
-    visitor.Add(metrics::kRawCopyBytes, host.used_bytes(pool::MemoryTag::kRawCopies), name);
-    visitor.Add(metrics::kObservationBytes, host.used_bytes(pool::MemoryTag::kObservations), name);
-    CollectPrefixes(*tenant, visitor);
-    visitor.Add(metrics::kSequences, tenant->sequence_count(), name);
-    visitor.Add(metrics::kDecodingSequences, CountDecoding(*tenant), name);
-    visitor.Add(metrics::kEpochRetiredBytes, tenant->epochs().waiting_bytes());
-    visitor.Add(metrics::kPinsRevokedTotal, tenant->epochs().revoked());
-    const cache::TenantCounters& counters = tenant->counters();
-    visitor.Add(metrics::kTokensAppendedTotal, counters.tokens_appended.load(), "rpc");
-    visitor.Add(metrics::kTokensAppendedTotal, counters.tail_tokens_absorbed.load(), "tail");
-    visitor.Add(metrics::kTilesEncodedTotal, counters.tiles_written.load());
-    visitor.Add(metrics::kEntriesPackedTotal, counters.entries_packed.load());
-    visitor.Add(metrics::kEntriesDroppedTotal, counters.entries_dropped.load());
-    visitor.Add(metrics::kPackedBytesTotal, counters.pack_bytes_before.load(), "before");
-    visitor.Add(metrics::kPackedBytesTotal, counters.pack_bytes_after.load(), "after");
-    visitor.Add(metrics::kSelectRequestsTotal, counters.select_requests.load());
-    visitor.Add(metrics::kHostTierBytes, tenant->offloaded().used_bytes(), name);
-    visitor.Add(metrics::kMovesTotal, counters.offloads.load(), "offload");
-    visitor.Add(metrics::kMovesTotal, counters.restores.load(), "restore");
-    visitor.Add(metrics::kMovedBytesTotal, counters.offloaded_bytes.load(), "offload");
-    visitor.Add(metrics::kMovedBytesTotal, counters.restored_bytes.load(), "restore");
-    visitor.Add(metrics::kSnapshotsPublishedTotal, counters.snapshots_published.load());
-    visitor.Add(metrics::kSequencesFailedTotal, counters.sequences_failed.load());
-    visitor.Add(metrics::kAttendRequestsTotal, counters.attend_requests.load(), "rpc");
-    visitor.Add(metrics::kTailFullWaitsTotal, RingFullWaits(*tenant));
-  }
 }
 
 }  // namespace tessera::serving

@@ -39,8 +39,8 @@ absl::StatusOr<cache::PrefixStore::Question> ToQuestion(const Caller& caller,
 // gRPC binds the reactor after the method has returned, so OnCancel and OnDone cannot run earlier.
 class MatchReactor final : public grpc::ServerUnaryReactor {
  public:
-  MatchReactor(Services& services, v1::MatchResponse& response)
-      : services_(services), response_(response), begun_(services.clock->Now()) {}
+  MatchReactor(Services& services, metrics::RpcMethod& rpc, v1::MatchResponse& response)
+      : services_(services), rpc_(rpc), response_(response), begun_(services.clock->Now()) {}
 
   void Start(const v1::MatchRequest& request) {
     const absl::StatusOr<Caller> caller = FindCaller(*services_.node, request.session());
@@ -67,11 +67,12 @@ class MatchReactor final : public grpc::ServerUnaryReactor {
 
  private:
   void Answer(const absl::Status& status) {
-    services_.metrics->Rpc("Match").Finished(status.code(), services_.clock->Now() - begun_);
+    rpc_.Finished(status.code(), services_.clock->Now() - begun_);
     Finish(ToGrpc(status));
   }
 
   Services& services_;
+  metrics::RpcMethod& rpc_;
   v1::MatchResponse& response_;
   const Clock::TimePoint begun_;
   cache::PrefixStore* store_ = nullptr;
@@ -80,9 +81,10 @@ class MatchReactor final : public grpc::ServerUnaryReactor {
 
 }  // namespace
 
-grpc::ServerUnaryReactor* NewMatchReactor(Services& services, const v1::MatchRequest& request,
+grpc::ServerUnaryReactor* NewMatchReactor(Services& services, metrics::RpcMethod& rpc,
+                                          const v1::MatchRequest& request,
                                           v1::MatchResponse& response) {
-  auto* const reactor = new MatchReactor(services, response);
+  auto* const reactor = new MatchReactor(services, rpc, response);
   reactor->Start(request);
   return reactor;
 }

@@ -8,8 +8,10 @@
 
 namespace tessera::serving {
 
-// Creates the reactor of one call, which deletes itself when the call is done.
-grpc::ServerUnaryReactor* NewMatchReactor(Services& services, const v1::MatchRequest& request,
+// Creates the reactor of one call, which deletes itself when the call is done and counts it in
+// `rpc`.
+grpc::ServerUnaryReactor* NewMatchReactor(Services& services, metrics::RpcMethod& rpc,
+                                          const v1::MatchRequest& request,
                                           v1::MatchResponse& response);
 
 }  // namespace tessera::serving

@@ -13,6 +13,7 @@
 #include "daemon/serving/call/caller.h"
 #include "daemon/serving/call/calls.h"
 #include "daemon/serving/call/resident.h"
+#include "daemon/serving/call/rpc_methods.h"
 #include "daemon/serving/call/services.h"
 #include "daemon/serving/call/status.h"
 #include "daemon/serving/rpc/match.h"
@@ -48,7 +49,7 @@ class WorkerService final : public WorkerServiceBase {
   }
   grpc::ServerUnaryReactor* Match(grpc::CallbackServerContext*, const v1::MatchRequest* request,
                                   v1::MatchResponse* response) override {
-    return NewMatchReactor(services_, *request, *response);
+    return NewMatchReactor(services_, match_, *request, *response);
   }
 
   template <typename Request, typename Response>
@@ -62,7 +63,7 @@ class WorkerService final : public WorkerServiceBase {
   }                                                                                     \
   absl::Status Handle##Method(const Caller& caller, const v1::Method##Request& request, \
                               v1::Method##Response& response);                          \
-  metrics::RpcMethod& method_##Method##_ = services_.metrics->Rpc(#Method);
+  metrics::RpcMethod& method_##Method##_ = services_.metrics->Rpc(kWorkerServiceName, #Method);
 
  private:
   static std::uint32_t Cores() { return std::max(1u, std::thread::hardware_concurrency()); }
@@ -79,6 +80,7 @@ class WorkerService final : public WorkerServiceBase {
   Admission attention_;
   Admission compression_;
   Calls calls_;
+  metrics::RpcMethod& match_ = services_.metrics->Rpc(kWorkerServiceName, "Match");
 
  public:
   TESSERA_RPC(RegisterModel)

@@ -11,10 +11,17 @@
 #include <utility>
 
 #include "absl/status/statusor.h"
+#include "daemon/metrics/instruments.h"
 
 namespace tessera::tiers {
 
 class HostTier;
+
+// Counts since start, for the metrics: of transfers of whole sequences.
+struct Transfers {
+  metrics::DurationHistogram durations{metrics::kMoveBounds};  // of those that succeeded
+  std::atomic<std::uint64_t> errors{0};  // the tier was full, or copying failed
+};
 
 // Memory in the tier, freed by the destructor. The caller that reserved it fills it before sharing
 // it; after that, it never changes.
@@ -58,6 +65,9 @@ class HostTier {
   std::uint64_t limit_bytes() const { return limit_bytes_; }
   std::uint64_t used_bytes() const { return used_.load(std::memory_order_relaxed); }
   std::uint64_t free_bytes() const { return limit_bytes_ - used_bytes(); }
+  // Counted by whoever copies between pool and tier.
+  Transfers& transfers() { return transfers_; }
+  const Transfers& transfers() const { return transfers_; }
 
  private:
   friend class Blob;
@@ -65,6 +75,7 @@ class HostTier {
 
   const std::uint64_t limit_bytes_;
   std::atomic<std::uint64_t> used_{0};
+  Transfers transfers_;
 };
 
 }  // namespace tessera::tiers

@@ -400,6 +400,11 @@ std::uint64_t MappedDaemon::ring_full_waits() {
   return sessions_.front()->control->ring_full_waits.load();
 }
 
+std::uint32_t MappedDaemon::step_waits(std::size_t bucket) {
+  std::lock_guard lock(mutex_);
+  return sessions_.front()->control->step_waits[bucket].load();
+}
+
 void MappedDaemon::RequestWake() {
   std::lock_guard lock(mutex_);
   for (const std::shared_ptr<Session>& session : sessions_) session->control->wake.store(1);

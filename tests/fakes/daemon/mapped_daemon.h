@@ -83,6 +83,8 @@ class MappedDaemon {
 
   std::uint64_t wakes() const { return wakes_; }
   std::uint64_t ring_full_waits();
+  // Steps that the worker has counted in a bucket of shm::kStepWaitBounds.
+  std::uint32_t step_waits(std::size_t bucket);
   void RequestWake();
   bool WakeAsked();
   std::uint32_t pins();

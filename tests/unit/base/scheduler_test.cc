@@ -229,6 +229,38 @@ TEST(ThreadScheduler, LoadCountsEveryJobOnce) {
   EXPECT_THAT(inside.done, ElementsAre(1, 0, 0));
 }
 
+// A running job is as old as a queued one, and both are forgotten once they are done.
+TEST(ThreadScheduler, LoadTellsTheAgeOfTheOldestJob) {
+  Arrivals began;
+  Arrivals open;
+  Arrivals done;
+  const std::unique_ptr<ThreadScheduler> threads = Threads(1);
+  const Clock::TimePoint before = SystemClock().Now();
+  threads->Submit(Spec(JobPriority::kTails), [&] {
+    began.Arrive();
+    open.WaitFor(1);
+  });
+  threads->Submit(Spec(JobPriority::kPressure), [&] { done.Arrive(); });
+  ASSERT_TRUE(began.WaitFor(1));
+  const Scheduler::Load first = threads->load();
+  const Scheduler::Load second = threads->load();
+  EXPECT_GT(first.oldest[0], Clock::Duration::zero());
+  EXPECT_GT(first.oldest[2], Clock::Duration::zero());
+  EXPECT_GE(first.oldest[0], first.oldest[2]);
+  EXPECT_EQ(first.oldest[1], Clock::Duration::zero());
+  EXPECT_GE(second.oldest[0], first.oldest[0]);
+  EXPECT_LE(second.oldest[0], SystemClock().Now() - before);
+  open.Arrive();
+  ASSERT_TRUE(done.WaitFor(1));
+  // The last job may not yet count as done; one after it waits for that.
+  Arrivals last;
+  threads->Submit(Spec(JobPriority::kSeals), [&] { last.Arrive(); });
+  ASSERT_TRUE(last.WaitFor(1));
+  const Scheduler::Load after = threads->load();
+  EXPECT_EQ(after.oldest[0], Clock::Duration::zero());
+  EXPECT_EQ(after.oldest[2], Clock::Duration::zero());
+}
+
 TEST(ThreadScheduler, LoadAddsUpWhileThreadsSubmitAndRun) {
   constexpr std::uint64_t kEach = 2000;
   constexpr std::uint64_t kSubmitters = 3;

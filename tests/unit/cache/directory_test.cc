@@ -17,12 +17,20 @@ class DirectoryTest : public testing::Test {
         Directory::Create({.extent_bytes = kTestDirectoryExtent,
                            .limit_bytes = 8 * kTestDirectoryExtent,
                            .instance = 7,
+                           .pool_extent_bytes = 123 * 4096,
+                           .pool_limit_bytes = 456 * 4096,
                            .node = &node_,
                            .tenant = &tenant_,
                            .source = &source_,
                            .on_extent_gone = [this] { ++gone_; }});
     EXPECT_TRUE(directory.ok()) << directory.status();
     directory_ = *std::move(directory);
+    EXPECT_EQ(node_.used_bytes(), kTestDirectoryExtent);  // reserved
+    EXPECT_EQ(directory_->pool().extents(), 0u);          // not yet allocated
+    EXPECT_TRUE(directory_->Open().ok());
+    EXPECT_TRUE(directory_->Open().ok());  // no effect
+    EXPECT_EQ(directory_->pool().extents(), 1u);
+    EXPECT_EQ(node_.used_bytes(), kTestDirectoryExtent);
   }
   pool::Account node_{"node", 0};
   pool::Account tenant_{"tenant", 0};
@@ -32,7 +40,6 @@ class DirectoryTest : public testing::Test {
 };
 
 TEST_F(DirectoryTest, TheHeaderDescribesItself) {
-  directory_->DescribePool(123 * 4096, 456 * 4096);
   const shm::DirectoryHeader& header = directory_->header();
   EXPECT_EQ(reinterpret_cast<const std::byte*>(&header), directory_->mapped().base);
   EXPECT_EQ(header.magic, shm::kDirectoryMagic);
@@ -47,6 +54,24 @@ TEST_F(DirectoryTest, TheHeaderDescribesItself) {
   EXPECT_EQ(header.directory_extents.load(), 1u);
   EXPECT_EQ(header.epoch.load(), 1u);
   EXPECT_EQ(header.mapping_version.load(), 1u);
+}
+
+// A directory without a session needs room in the node's account, so that its first session finds
+// it there.
+TEST_F(DirectoryTest, ANodeWithoutRoomIsRefusedAtTheStart) {
+  pool::Account full("node", kTestDirectoryExtent - 1);
+  const absl::Status status = Directory::Create({.extent_bytes = kTestDirectoryExtent,
+                                                 .limit_bytes = 8 * kTestDirectoryExtent,
+                                                 .instance = 7,
+                                                 .pool_extent_bytes = 4096,
+                                                 .pool_limit_bytes = 4096,
+                                                 .node = &full,
+                                                 .tenant = &tenant_,
+                                                 .source = &source_,
+                                                 .on_extent_gone = nullptr})
+                                  .status();
+  EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;
+  EXPECT_EQ(full.used_bytes(), 0u);
 }
 
 TEST_F(DirectoryTest, ItsOwnGrowthIsToldAndItNeverShrinksNorTouchesItsHeader) {

@@ -93,18 +93,44 @@ TEST_F(SessionStateTest, StagingThatDoesNotFitTheAccountsIsRefusedAndNothingIsLe
 
 TEST_F(SessionStateTest, AHostileCountOfWaitsRaisesAFigureAndNoMore) {
   const auto session = Make();
+  TenantCounters counters;
+  const auto added = [&] {
+    const std::uint64_t before = counters.tail_full_waits.load();
+    session->CountSteps(counters);
+    return counters.tail_full_waits.load() - before;
+  };
   shm::Word& waits = session->control()->page().ring_full_waits;
-  EXPECT_EQ(session->TakeRingFullWaits(), 0u);
+  EXPECT_EQ(added(), 0u);
   waits.store(5);
-  EXPECT_EQ(session->TakeRingFullWaits(), 5u);
+  EXPECT_EQ(added(), 5u);
   waits.store(2);  // a decrease counts as nothing
-  EXPECT_EQ(session->TakeRingFullWaits(), 0u);
+  EXPECT_EQ(added(), 0u);
   waits.store(3);
-  EXPECT_EQ(session->TakeRingFullWaits(), 1u);
+  EXPECT_EQ(added(), 1u);
   // The worker owns the word: an absurd value raises the counter by no more than a worker could
   // have waited.
   session->control()->page().ring_full_waits.store(~std::uint64_t{0});
-  EXPECT_EQ(session->TakeRingFullWaits(), std::uint64_t{1} << 20);
+  EXPECT_EQ(added(), std::uint64_t{1} << 20);
+}
+
+TEST_F(SessionStateTest, StepsAreCountedByTheirWait) {
+  const auto session = Make();
+  shm::ControlPage& page = session->control()->page();
+  TenantCounters counters;
+  page.step_waits[0].store(7);
+  page.step_waits[2].store(1);
+  page.step_wait_nanoseconds.store(900'000);
+  session->CountSteps(counters);
+  EXPECT_EQ(counters.step_waits.count(), 8u);
+  session->CountSteps(counters);
+  EXPECT_EQ(counters.step_waits.count(), 8u);
+  // A count wraps around; one that goes back is a fault of the worker and adds nothing.
+  page.step_waits[0].store(~std::uint32_t{0});
+  session->CountSteps(counters);
+  EXPECT_EQ(counters.step_waits.count(), 8u);
+  page.step_waits[0].store(4);
+  session->CountSteps(counters);
+  EXPECT_EQ(counters.step_waits.count(), 8u + 5u);
 }
 
 TEST_F(SessionStateTest, AFreshControlPageIsEmptyAndAsksForAWake) {

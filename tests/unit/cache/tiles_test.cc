@@ -33,6 +33,7 @@ kernels::TileShape AnyShape(TestRandom& random) {
 
 class TilesTest : public testing::Test {
  protected:
+  void SetUp() override { world_.OpenSession(); }  // the tenant's memory begins with it
   pool::Pool& pool() { return world_.tenant().pool(); }
   // From 0 to 3 runs of summaries.
   std::size_t AnyCount(const kernels::TileShape& shape) {

@@ -261,6 +261,7 @@ TEST(Step, AFullRingWaitsForTheDaemonAndThenSaysSo) {
   decoder.Prefill(track, 5);
   for (int i = 0; i < 128; ++i) TESSERA_ASSERT_OK(decoder.RunStep(track));
   EXPECT_EQ(decoder.daemon->ring_full_waits(), 0u);
+  EXPECT_EQ(decoder.daemon->step_waits(0), 128u);  // every step is counted
   // No absorption.
   const std::uint64_t wakes = decoder.daemon->wakes();
   const absl::Status status = decoder.RunStep(track, {.timeout = std::chrono::milliseconds(40)});
@@ -269,6 +270,7 @@ TEST(Step, AFullRingWaitsForTheDaemonAndThenSaysSo) {
   EXPECT_NE(status.ToString().find("tail ring"), std::string::npos);
   EXPECT_NE(status.ToString().find("128 tokens"), std::string::npos) << status;
   EXPECT_EQ(decoder.daemon->ring_full_waits(), 1u);
+  EXPECT_EQ(decoder.daemon->step_waits(4), 1u);  // it waited from 10 to 100 ms
   EXPECT_GT(decoder.daemon->wakes(), wakes);
   EXPECT_GE(decoder.sleeper.slept, std::chrono::milliseconds(40));
   EXPECT_LT(decoder.sleeper.slept, std::chrono::milliseconds(60));
@@ -278,6 +280,10 @@ TEST(Step, AFullRingWaitsForTheDaemonAndThenSaysSo) {
   };
   for (int i = 0; i < 300; ++i) TESSERA_ASSERT_OK(decoder.RunStep(track));
   EXPECT_EQ(track.sequence.tokens(), 433u);
+  EXPECT_GT(decoder.daemon->step_waits(0), 128u);
+  std::uint32_t steps = 0;
+  for (std::size_t i = 0; i < shm::kStepWaitBuckets; ++i) steps += decoder.daemon->step_waits(i);
+  EXPECT_EQ(steps, 128u + 1u + 300u);
   EXPECT_GT(decoder.daemon->ring_full_waits(), 1u);
 }
 

@@ -15,7 +15,8 @@ using ::testing::Not;
 TEST(Exposition, IsPrometheusText) {
   Metrics metrics({.version = "0.1.0", .device = "cpu", .isa = "avx512"});
   metrics.session_ends_total.Increment(SessionEnd::kLost, 96);
-  metrics.Rpc("Append").Finished(absl::StatusCode::kOk, std::chrono::microseconds(300));
+  metrics.AddRpc("Tessera", "Append", RpcClass::kBulk)
+      .Finished(absl::StatusCode::kOk, std::chrono::microseconds(300));
   const std::string text = ExpositionText(metrics);
   EXPECT_THAT(text, HasSubstr("# HELP tessera_session_ends_total Sessions"));
   EXPECT_THAT(text, HasSubstr("# TYPE tessera_session_ends_total counter\n"
@@ -24,20 +25,21 @@ TEST(Exposition, IsPrometheusText) {
   EXPECT_THAT(text, HasSubstr("tessera_build_info{version=\"0.1.0\",device=\"cpu\",isa=\"avx512\"} "
                               "1\n"));
   EXPECT_THAT(text, HasSubstr("# TYPE tessera_rpc_duration_seconds histogram\n"));
-  EXPECT_THAT(text, HasSubstr("tessera_rpc_duration_seconds_count{method=\"Append\"} 1\n"));
-  EXPECT_THAT(
-      text, HasSubstr("tessera_rpc_duration_seconds_bucket{method=\"Append\",le=\"0.00025\"} 0\n"));
-  EXPECT_THAT(
-      text, HasSubstr("tessera_rpc_duration_seconds_bucket{method=\"Append\",le=\"0.0005\"} 1\n"));
+  const std::string labels = "{service=\"Tessera\",class=\"bulk\"";
+  EXPECT_THAT(text, HasSubstr("tessera_rpc_duration_seconds_count" + labels + "} 1\n"));
   EXPECT_THAT(text,
-              HasSubstr("tessera_rpc_duration_seconds_bucket{method=\"Append\",le=\"+Inf\"} 1\n"));
+              HasSubstr("tessera_rpc_duration_seconds_bucket" + labels + ",le=\"0.0002\"} 0\n"));
+  EXPECT_THAT(text,
+              HasSubstr("tessera_rpc_duration_seconds_bucket" + labels + ",le=\"0.001\"} 1\n"));
+  EXPECT_THAT(text,
+              HasSubstr("tessera_rpc_duration_seconds_bucket" + labels + ",le=\"+Inf\"} 1\n"));
 }
 
 struct TwoPools final : Collector {
   void Collect(Visitor& visitor) const override {
-    visitor.Add(kPoolExtents, 2, "a", "cpu");
-    visitor.Add(kPoolExtents, 3, "b\"\n", "cpu");
-    visitor.Add(kPoolExtents, 4, "a", "cpu");
+    visitor.Add(kSequences, 2, "a", "held");
+    visitor.Add(kSequences, 3, "b\"\n", "held");
+    visitor.Add(kSequences, 4, "a", "held");
   }
 };
 
@@ -46,9 +48,9 @@ TEST(Exposition, SumsASeriesThatIsReportedTwiceAndEscapesLabels) {
   const TwoPools pools;
   const auto registration = metrics.Register(pools);
   const std::string text = ExpositionText(metrics);
-  EXPECT_THAT(text, HasSubstr("# TYPE tessera_pool_extents gauge\n"
-                              "tessera_pool_extents{tenant=\"a\",device=\"cpu\"} 6\n"
-                              "tessera_pool_extents{tenant=\"b\\\"\\n\",device=\"cpu\"} 3\n"));
+  EXPECT_THAT(text, HasSubstr("# TYPE tessera_sequences gauge\n"
+                              "tessera_sequences{tenant=\"a\",state=\"held\"} 6\n"
+                              "tessera_sequences{tenant=\"b\\\"\\n\",state=\"held\"} 3\n"));
 }
 
 TEST(Exposition, AFamilyIsThereOnce) {

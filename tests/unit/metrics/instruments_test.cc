@@ -52,9 +52,9 @@ TEST(DurationHistogram, BucketsAreCumulativeAndInclusive) {
   const std::uint64_t seed = TestSeed();
   SCOPED_TRACE(seed);
   std::mt19937_64 random(seed);
-  DurationHistogram histogram;
-  std::vector<std::int64_t> observed(DurationHistogram::kBounds.begin(),
-                                     DurationHistogram::kBounds.end());
+  DurationHistogram histogram(kRpcBounds);
+  std::vector<std::int64_t> observed;
+  for (const nanoseconds bound : kRpcBounds) observed.push_back(bound.count());
   for (int i = 0; i < 1000; ++i)
     observed.push_back(static_cast<std::int64_t>(random() >> (random() % 40 + 24)));
   double sum = 0;
@@ -64,7 +64,7 @@ TEST(DurationHistogram, BucketsAreCumulativeAndInclusive) {
   }
   KeepHistogram kept;
   histogram.Visit(kept, kRpcDurationSeconds.view(), {});
-  ASSERT_EQ(kept.buckets.size(), DurationHistogram::kBounds.size() + 1);
+  ASSERT_EQ(kept.buckets.size(), kRpcBounds.size() + 1);
   for (const auto& bucket : kept.buckets) {
     const auto expected = std::count_if(observed.begin(), observed.end(), [&](std::int64_t value) {
       return static_cast<double>(value) / 1e9 <= bucket.upper_bound;
@@ -76,12 +76,25 @@ TEST(DurationHistogram, BucketsAreCumulativeAndInclusive) {
 }
 
 TEST(DurationHistogram, AClockThatWentBackCountsAsNoTime) {
-  DurationHistogram histogram;
+  DurationHistogram histogram(kMoveBounds);
   histogram.Observe(nanoseconds(-5));
   KeepHistogram kept;
   histogram.Visit(kept, kRpcDurationSeconds.view(), {});
+  EXPECT_EQ(kept.buckets.size(), kMoveBounds.size() + 1);
   EXPECT_EQ(kept.buckets.front().cumulative_count, 1u);
   EXPECT_EQ(kept.sum, 0);
+}
+
+TEST(DurationHistogram, TakesWhatAnotherProcessCounted) {
+  DurationHistogram histogram(kMoveBounds);
+  histogram.AddToBucket(2, 5);
+  histogram.AddToSum(std::chrono::milliseconds(30));
+  EXPECT_EQ(histogram.count(), 5u);
+  KeepHistogram kept;
+  histogram.Visit(kept, kRestoreSeconds.view(), {});
+  EXPECT_EQ(kept.buckets[1].cumulative_count, 0u);
+  EXPECT_EQ(kept.buckets[2].cumulative_count, 5u);
+  EXPECT_DOUBLE_EQ(kept.sum, 0.03);
 }
 
 }  // namespace

@@ -4,9 +4,12 @@
 #include <gtest/gtest.h>
 
 #include <fstream>
+#include <iterator>
 #include <regex>
 #include <set>
 #include <string>
+
+#include "tests/unit/metrics/metric_reference.h"
 
 namespace tessera::metrics {
 namespace {
@@ -17,7 +20,7 @@ TEST(Names, FollowThePrometheusRules) {
     const std::string name(metric.name);
     SCOPED_TRACE(name);
     EXPECT_TRUE(names.insert(metric.name).second) << "described twice";
-    EXPECT_TRUE(std::regex_match(name, std::regex("tessera(_[a-z]+)+")));
+    EXPECT_TRUE(std::regex_match(name, std::regex("(tessera|process)(_[a-z]+)+")));
     EXPECT_EQ(name.ends_with("_total"), metric.kind == Kind::kCounter);
     EXPECT_FALSE(
         std::regex_search(name, std::regex("_(ms|us|ns|kib|mib|milliseconds|kilobytes)(_|$)")))
@@ -45,6 +48,14 @@ TEST(Names, TheListIsComplete) {
     described += line.starts_with("inline constexpr Description<") ? 1 : 0;
   }
   EXPECT_EQ(AllMetrics().size(), described);
+}
+
+TEST(Names, ThePageOfMetricsIsGenerated) {
+  const std::string deploy = TESSERA_DEPLOY;
+  std::ifstream file(deploy + "/docs/metrics.md");
+  const std::string page((std::istreambuf_iterator<char>(file)), {});
+  EXPECT_TRUE(page == MetricReference(deploy))
+      << "run: build/tests/metric_reference deploy > deploy/docs/metrics.md";
 }
 
 }  // namespace

@@ -7,6 +7,8 @@
 #include <cmath>
 #include <limits>
 #include <map>
+#include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -228,6 +230,25 @@ TEST(Options, EveryOptionCounts) {
     }
     EXPECT_GT(different, 0) << kind.name << " " << option.name;
   });
+}
+
+// The metrics count what a policy frees under its first system.
+TEST(Options, EverySystemThatFreesMemoryIsCounted) {
+  std::set<std::string_view> systems;
+  for (const TermKind* kind : Systems()) systems.insert(kind->name);
+  EXPECT_EQ(systems.size(), kSystems);
+  for (const TermKind* kind : TermKinds()) {
+    const absl::StatusOr<Policy> policy = ParsePolicy(kind->name);
+    if (!policy.ok()) continue;  // a term that needs another one, or an option
+    const std::optional<std::size_t> system = SystemOf(*policy);
+    EXPECT_EQ(system.has_value(), !policy->dense()) << kind->name;
+    if (system.has_value()) {
+      EXPECT_EQ(Systems()[*system]->name, kind->name);
+    }
+  }
+  const absl::StatusOr<Policy> both = ParsePolicy("h2o+mosaickv");
+  ASSERT_TRUE(both.ok()) << both.status();
+  EXPECT_EQ(Systems()[SystemOf(*both).value()]->name, "h2o");
 }
 
 TEST(Options, RowsAreComplete) {

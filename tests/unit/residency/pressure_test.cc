@@ -54,6 +54,8 @@ TEST_F(PressureTest, WhatIsUsedStaysAndTheCallerIsToldTheFigures) {
   tenant(0).epochs().Collect();
   EXPECT_EQ(tenant(0).account().used_bytes(), before);
   EXPECT_EQ(pressure_->counters().refused.load(), 1u);
+  EXPECT_EQ(pressure_->refusals(tenant(0)).quota.load(), 1u);
+  EXPECT_EQ(pressure_->refusals(tenant(0)).node.load(), 0u);
   EXPECT_GT(Climbs(Outcome::kNothing), 0u);
 }
 
@@ -262,6 +264,23 @@ TEST_F(PressureTest, WhoIsBelowIsNeverSqueezedForOneAbove) {
   EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(refused.ToString(), AllOf(HasSubstr("tenant t0"), Not(HasSubstr("tenant t1"))));
   EXPECT_EQ(Gone(modest), "xxxxxxxxx");
+  EXPECT_EQ(pressure_->refusals(tenant(0)).node.load(), 1u);
+  EXPECT_EQ(pressure_->refusals(tenant(0)).quota.load(), 0u);
+  EXPECT_EQ(pressure_->refusals(tenant(1)).node.load(), 0u);
+}
+
+// A request above the limit itself is refused without a climb, and counted like any other.
+TEST_F(PressureTest, AnImpossibleRequestIsCounted) {
+  Build({{.hard = 4 * kMiB}});
+  const auto reserve = [&] {
+    return tenant(0).account().Reserve(pool::MemoryTag::kTiles, 5 * kMiB).status();
+  };
+  const absl::Status refused =
+      pressure_->RetryWhenPoolFull(tenant(0), reserve, [] { return false; });
+  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(Climbs(Outcome::kNothing), 0u);
+  EXPECT_EQ(pressure_->refusals(tenant(0)).quota.load(), 1u);
+  EXPECT_EQ(pressure_->counters().refused.load(), 1u);
 }
 
 TEST_F(PressureTest, ATenantsOwnLimitIsItsOwnAffair) {

@@ -1,126 +1,49 @@
-// Moves every metric off zero through a real daemon and reads it back over HTTP. A metric that
-// nothing can move is useless.
-
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
+// Moves the metrics of a worker's calls off zero through a real daemon and reads them back over
+// HTTP. A metric that nothing can move is useless.
 
 #include <cstring>
 #include <future>
 #include <limits>
-#include <map>
 #include <memory>
-#include <regex>
 #include <string>
 #include <vector>
 
 #include "kernels/format/element.h"
 #include "proto/shm/pin.h"
-#include "tests/fakes/daemon/daemon_process.h"
-#include "tests/fakes/daemon/http_get.h"
+#include "tessera/v1/admin.grpc.pb.h"
+#include "tests/e2e/metrics/metrics_fixture.h"
 #include "tests/fakes/raw_mapping.h"
-#include "tests/fakes/raw_worker.h"
 
 namespace tessera {
 namespace {
 
-using fakes::DaemonProcess;
 using fakes::RawMapping;
 using fakes::RawWorker;
 
-class Metrics : public testing::Test {
+class Work : public Metrics {
  protected:
   void SetUp() override {
-    daemon_ = DaemonProcess::Start(
-        {.flags = {"--metrics=127.0.0.1:0", "--pin-limit-ms=100", "--raw-copy-bytes=1048576",
-                   "--max-prefixes-per-tenant=2"}});
-    ASSERT_NE(daemon_, nullptr);
-    std::smatch match;
-    const std::string log = daemon_->Log();
-    ASSERT_TRUE(std::regex_search(log, match, std::regex("metrics port=([0-9]+)"))) << log;
-    port_ = static_cast<std::uint16_t>(std::stoi(match[1]));
-    worker_ = std::make_unique<RawWorker>(daemon_->Connect());
-    ASSERT_TRUE(worker_->Attach().ok());
-    ASSERT_TRUE(worker_->OpenDescriptors().ok());
-    v1::RegisterModelRequest request;
-    *request.mutable_model() = fakes::SmallModel();
-    v1::RegisterModelResponse response;
-    ASSERT_TRUE(worker_->RegisterModel(request, &response).ok());
-    model_ = response.model_id();
+    ASSERT_NO_FATAL_FAILURE(Start({.flags = Flags()}));
+    ASSERT_NO_FATAL_FAILURE(Attach());
   }
-
-  std::uint64_t NewSequence(int tokens, const std::string& policy = "") {
-    v1::CreateSequenceRequest create;
-    create.set_model_id(model_);
-    create.set_policy(policy);
-    v1::CreateSequenceResponse created;
-    EXPECT_TRUE(worker_->CreateSequence(create, &created).ok());
-    Append(created.sequence_id(), tokens, 0);
-    return created.sequence_id();
-  }
-  void Append(std::uint64_t sequence, int tokens, std::uint64_t first) {
-    v1::AppendRequest append;
-    append.set_sequence_id(sequence);
-    append.set_first_token(first);
-    *append.mutable_key() = fakes::SmallRows(2, tokens, 1);
-    *append.mutable_value() = fakes::SmallRows(2, tokens, 2);
-    v1::AppendResponse appended;
-    EXPECT_TRUE(worker_->Append(append, &appended).ok());
-  }
-  // Compresses as its policy says.
-  void Compress(std::uint64_t sequence) {
-    v1::CompressRequest request;
-    *request.mutable_session() = worker_->key();
-    request.set_sequence_id(sequence);
-    grpc::ClientContext context;
-    v1::CompressResponse response;
-    const grpc::Status status = worker_->stub().Compress(&context, request, &response);
-    EXPECT_TRUE(status.ok()) << status.error_message();
-  }
-
-  // Sum over the series of a metric whose labels contain `labels`.
-  double Value(const std::string& metric, const std::string& labels = "") {
-    const std::string text = fakes::HttpGet(port_, "/metrics");
-    const std::regex line("(^|\n)" + metric + "(\\{([^}]*)\\})? ([-+0-9.eE]+)");
-    double sum = 0;
-    for (std::sregex_iterator it(text.begin(), text.end(), line), end; it != end; ++it) {
-      if ((*it)[3].str().find(labels) != std::string::npos) sum += std::stod((*it)[4]);
-    }
-    return sum;
-  }
-  // Polls a bounded number of times, because the daemon works in the background. Each poll is a
-  // scrape, so this needs no sleep.
-  bool Becomes(const std::string& metric, const std::string& labels,
-               const std::function<bool(double)>& good) {
-    for (int i = 0; i < 5000; ++i) {
-      if (good(Value(metric, labels))) return true;
-    }
-    return false;
-  }
-  static bool Positive(double value) { return value > 0; }
-
-  std::unique_ptr<DaemonProcess> daemon_;
-  std::unique_ptr<RawWorker> worker_;
-  std::uint16_t port_ = 0;
-  std::uint64_t model_ = 0;
 };
 
-TEST_F(Metrics, OfTheHostTier) {
+TEST_F(Work, OfTheHostTier) {
   EXPECT_EQ(Value("tessera_moves_total"), 0);
   EXPECT_GT(Value("tessera_host_tier_limit_bytes"), 0);
   const std::uint64_t sequence = NewSequence(100);
-  {
-    v1::OffloadRequest request;
-    *request.mutable_session() = worker_->key();
-    request.set_sequence_id(sequence);
-    grpc::ClientContext context;
-    v1::OffloadResponse response;
-    ASSERT_TRUE(worker_->stub().Offload(&context, request, &response).ok());
-    EXPECT_GT(response.moved_bytes(), 0u);
-    EXPECT_EQ(Value("tessera_moved_bytes_total", "direction=\"offload\""),
-              static_cast<double>(response.moved_bytes()));
-  }
+  v1::OffloadResponse offloaded;
+  ASSERT_TRUE(Offload(sequence, &offloaded).ok());
+  EXPECT_GT(offloaded.moved_bytes(), 0u);
+  EXPECT_EQ(Value("tessera_moved_bytes_total", "direction=\"offload\""),
+            static_cast<double>(offloaded.moved_bytes()));
   EXPECT_EQ(Value("tessera_moves_total", "direction=\"offload\""), 1);
-  EXPECT_EQ(Value("tessera_host_tier_bytes", "tenant=\"default\""), 4 * 4 * 8192);
+  EXPECT_EQ(Value("tessera_tier_bytes", "tier=\"host\""), 4 * 4 * 8192);
+  EXPECT_EQ(Value("tessera_sequences", "state=\"offloaded\""), 1);
+  EXPECT_EQ(Value("tessera_sequences", "state=\"held\""), 0);
+  EXPECT_EQ(Value("tessera_sequence_tokens"), 100);
+  EXPECT_EQ(Value("tessera_tier_seconds_count", "tier=\"host\""), 1);
+  EXPECT_EQ(Value("tessera_restore_seconds_count"), 0);
   {
     v1::RestoreRequest request;
     *request.mutable_session() = worker_->key();
@@ -132,30 +55,41 @@ TEST_F(Metrics, OfTheHostTier) {
   }
   EXPECT_EQ(Value("tessera_moves_total", "direction=\"restore\""), 1);
   EXPECT_GT(Value("tessera_moved_bytes_total", "direction=\"restore\""), 0);
-  EXPECT_EQ(Value("tessera_host_tier_bytes"), 0);
+  EXPECT_EQ(Value("tessera_tier_bytes"), 0);
+  EXPECT_EQ(Value("tessera_restore_seconds_count"), 1);
+  EXPECT_GT(Value("tessera_restore_seconds_sum"), 0);
+  EXPECT_EQ(Value("tessera_tier_seconds_count"), 2);
+  EXPECT_EQ(Value("tessera_tier_errors_total"), 0);
 }
 
-TEST_F(Metrics, StateOfPoolsAndSequences) {
+TEST_F(Work, StateOfPoolsAndSequences) {
   EXPECT_EQ(Value("tessera_sequences"), 0);
   NewSequence(100);
   EXPECT_EQ(Value("tessera_build_info"), 1);
   EXPECT_EQ(Value("tessera_sessions"), 1);
   EXPECT_EQ(Value("tessera_sessions_total"), 1);
-  EXPECT_EQ(Value("tessera_sequences", "tenant=\"default\""), 1);
+  EXPECT_EQ(Value("tessera_sequences", "tenant=\"default\",state=\"held\""), 1);
+  EXPECT_EQ(Value("tessera_sequence_tokens", "tenant=\"default\""), 100);
   // 4 lanes of 4 tiles of 32 rows x 64 channels x 2 bytes, K and V.
-  EXPECT_EQ(Value("tessera_pool_used_bytes", "tag=\"tiles\""), 4 * 4 * 8192);
-  EXPECT_GT(Value("tessera_pool_used_bytes", "tag=\"snapshots\""), 0);
-  EXPECT_GT(Value("tessera_pool_used_bytes", "tag=\"tables\""), 0);
-  EXPECT_GT(Value("tessera_pool_used_bytes", "tag=\"sequences\""), 0);
-  EXPECT_GT(Value("tessera_pool_bytes", "state=\"used\""), 4 * 4 * 8192);
-  EXPECT_GT(Value("tessera_pool_bytes", "state=\"free\""), 0);
-  EXPECT_EQ(Value("tessera_pool_bytes", "state=\"limit\""), 512.0 * 1024 * 1024);
-  EXPECT_EQ(Value("tessera_pool_extents"), 1);
+  EXPECT_EQ(Value("tessera_tenant_memory_bytes", "tag=\"tiles\""), 4 * 4 * 8192);
+  EXPECT_GT(Value("tessera_tenant_memory_bytes", "tag=\"snapshots\""), 0);
+  EXPECT_GT(Value("tessera_tenant_memory_bytes", "tag=\"other\""), 0);
+  EXPECT_EQ(Value("tessera_tenant_memory_bytes", "tag=\"staging\""), 0);
+  ASSERT_TRUE(worker_->Fetch(shm::DescriptorKind::kStaging, 0).ok());
+  EXPECT_EQ(Value("tessera_tenant_memory_bytes", "tag=\"staging\""),
+            static_cast<double>(worker_->welcome().staging_bytes()));
+  // What the quota counts, of which the tags are parts.
+  EXPECT_EQ(Value("tessera_tenant_used_bytes"), Value("tessera_tenant_memory_bytes"));
+  EXPECT_EQ(Value("tessera_tenant_hard_limit_bytes"), 512.0 * 1024 * 1024);  // the pool
+  EXPECT_EQ(Value("tessera_pool_limit_bytes", "device=\"cpu\""), 512.0 * 1024 * 1024);
+  EXPECT_GT(Value("tessera_pool_reserved_bytes", "device=\"cpu\""),
+            Value("tessera_tenant_used_bytes"));
+  EXPECT_EQ(Value("tessera_pool_extents", "device=\"cpu\""), 1);
 }
 
-TEST_F(Metrics, AppendsAttendsAndCalls) {
+TEST_F(Work, AppendsAttendsAndCalls) {
   const std::uint64_t sequence = NewSequence(70);
-  EXPECT_EQ(Value("tessera_tokens_appended_total", "door=\"rpc\""), 70);
+  EXPECT_EQ(Value("tessera_tokens_committed_total", "transport=\"rpc\""), 70);
   EXPECT_EQ(Value("tessera_tiles_encoded_total"), 4 * 3);
   EXPECT_EQ(Value("tessera_snapshots_published_total"), 4);
   v1::AttendRequest attend;
@@ -166,17 +100,49 @@ TEST_F(Metrics, AppendsAttendsAndCalls) {
   query.set_inline_(std::string(4 * 64 * 2, '\0'));
   v1::AttendResponse response;
   ASSERT_TRUE(worker_->Attend(attend, &response).ok());
-  EXPECT_EQ(Value("tessera_attend_requests_total", "door=\"rpc\""), 1);
+  EXPECT_EQ(Value("tessera_attend_requests_total"), 1);
   attend.set_layer(9);
   EXPECT_FALSE(worker_->Attend(attend, &response).ok());
-  EXPECT_EQ(Value("tessera_rpc_requests_total", "code=\"INVALID_ARGUMENT\",method=\"Attend\"") +
-                Value("tessera_rpc_requests_total", "method=\"Attend\",code=\"INVALID_ARGUMENT\""),
-            1);
-  EXPECT_EQ(Value("tessera_rpc_duration_seconds_count", "method=\"Attend\""), 2);
-  EXPECT_GT(Value("tessera_rpc_duration_seconds_sum", "method=\"Attend\""), 0);
+  const std::string method = "service=\"Tessera\",method=\"Attend\"";
+  EXPECT_EQ(Value("tessera_rpc_requests_total", method + ",code=\"INVALID_ARGUMENT\""), 1);
+  EXPECT_EQ(Value("tessera_rpc_requests_total", method + ",code=\"OK\""), 1);
+  EXPECT_GT(Value("tessera_rpc_seconds_total", method), 0);
+  const std::string hot = "service=\"Tessera\",class=\"hot\"";
+  EXPECT_EQ(Value("tessera_rpc_duration_seconds_count", hot), 3);  // with CreateSequence
+  EXPECT_GT(Value("tessera_rpc_duration_seconds_sum", hot), 0);
 }
 
-TEST_F(Metrics, PackingsAndSelections) {
+// Both services have a method of this name.
+TEST_F(Work, CallsOfTheTwoServicesAreCountedApart) {
+  v1::DescribeRequest request;
+  request.set_sequence_id(NewSequence(5));
+  v1::DescribeResponse response;
+  ASSERT_TRUE(worker_->Describe(request, &response).ok());
+  const auto admin = v1::TesseraAdmin::NewStub(daemon_->Connect());
+  for (int i = 0; i < 2; ++i) {
+    grpc::ClientContext context;
+    ASSERT_TRUE(admin->Describe(&context, request, &response).ok());
+  }
+  const std::string ok = "method=\"Describe\",code=\"OK\"";
+  EXPECT_EQ(Value("tessera_rpc_requests_total", "service=\"Tessera\"," + ok), 1);
+  EXPECT_EQ(Value("tessera_rpc_requests_total", "service=\"TesseraAdmin\"," + ok), 2);
+  EXPECT_EQ(Value("tessera_rpc_duration_seconds_count", "class=\"admin\""), 2);
+}
+
+TEST_F(Work, AttachIsCountedByItsAnswer) {
+  const std::string method = "service=\"Tessera\",method=\"Attach\"";
+  EXPECT_EQ(Value("tessera_rpc_requests_total", method + ",code=\"OK\""), 1);
+  RawWorker stranger(daemon_->Connect());
+  v1::Hello hello = RawWorker::GoodHello();
+  hello.set_tenant_token("nobody's");
+  EXPECT_FALSE(stranger.Attach(hello).ok());
+  EXPECT_EQ(Value("tessera_rpc_requests_total", method + ",code=\"PERMISSION_DENIED\""), 1);
+  worker_->Leave();
+  EXPECT_TRUE(Becomes("tessera_sessions", "", [](double v) { return v == 0; }));
+  EXPECT_EQ(Value("tessera_rpc_requests_total", method), 2);
+}
+
+TEST_F(Work, PackingsAndSelections) {
   const std::uint64_t sequence = NewSequence(70);
   EXPECT_EQ(Value("tessera_entries_packed_total"), 0);
   v1::CompressRequest compress;
@@ -205,9 +171,9 @@ TEST_F(Metrics, PackingsAndSelections) {
   const double packed = 4 * 3 * (32 * 2 * (32 + 8) + 192);
   static_assert(4 * (32 + 8) <= 192);
   EXPECT_EQ(Value("tessera_packed_bytes_total", "side=\"after\""), packed);
-  EXPECT_EQ(Value("tessera_pool_used_bytes", "tag=\"rotations\""), 4 * 2 * 64 * 64 * 2);
-  EXPECT_TRUE(
-      Becomes("tessera_pool_used_bytes", "tag=\"tiles\"", [&](double v) { return v == packed; }));
+  EXPECT_TRUE(Becomes("tessera_tenant_memory_bytes", "tag=\"tiles\"",
+                      [&](double v) { return v == packed; }));
+  EXPECT_EQ(Value("tessera_policy_bytes_total"), 0);  // no policy asked for it
 
   v1::SelectRequest select;
   *select.mutable_session() = worker_->key();
@@ -224,36 +190,47 @@ TEST_F(Metrics, PackingsAndSelections) {
 }
 
 // A prompt is sealed, tiles are encoded as they fill, and the budget for raw copies is used up.
-TEST_F(Metrics, BackgroundCompaction) {
+TEST_F(Work, BackgroundCompaction) {
   const std::uint64_t sequence = NewSequence(
       64,
       "mosaickv:sinks=0,recent=0,keep=0.25,group=1,loss_k=1,loss_v=1,segment=64,min_segment=64");
   Compress(sequence);
   EXPECT_EQ(Value("tessera_segments_sealed_total"), 4);
   EXPECT_EQ(Value("tessera_strategies_total"), 4);
+  const std::string policy = "policy=\"mosaickv\"";
+  EXPECT_EQ(Value("tessera_policy_bytes_total", policy + ",side=\"before\""), 4 * 2 * 8192);
+  EXPECT_GT(Value("tessera_policy_bytes_total", policy + ",side=\"after\""), 0);
+  EXPECT_LT(Value("tessera_policy_bytes_total", policy + ",side=\"after\""), 4 * 8192);
   EXPECT_TRUE(Becomes("tessera_background_jobs_total", "seals", [](double v) { return v >= 4; }));
   EXPECT_EQ(Value("tessera_background_jobs", "queued"), 0);
-  EXPECT_EQ(Value("tessera_runs_left_plain_total"), 0);
+  EXPECT_EQ(Value("tessera_segments_stored_dense_total"), 0);
   const std::unique_ptr<RawMapping> mapping = RawMapping::Map(*worker_);
   ASSERT_NE(mapping, nullptr);
   ASSERT_TRUE(mapping->OpenTail(sequence));
   mapping->Commit(96);
   worker_->SignalWake();
   EXPECT_TRUE(Becomes("tessera_provisional_tiles_total", "", [](double v) { return v == 4; }));
-  EXPECT_TRUE(Becomes("tessera_raw_copy_bytes", "tenant=\"default\"", Positive));
+  EXPECT_TRUE(Becomes("tessera_raw_copy_bytes", "", Positive));
+  EXPECT_EQ(Value("tessera_raw_copy_limit_bytes"), 1 << 20);
   EXPECT_EQ(Value("tessera_raw_rows_dropped_total"), 0);
 
   // Too short to be worth a strategy.
   Compress(NewSequence(5, "mosaickv:sinks=0,recent=0"));
-  EXPECT_EQ(Value("tessera_runs_left_plain_total"), 4);
+  EXPECT_EQ(Value("tessera_segments_stored_dense_total"), 4);
   EXPECT_EQ(Value("tessera_segments_left_dense_total"), 4);
 }
 
 // One token policy evicts entries; another one misses observations.
-TEST_F(Metrics, TokenPolicies) {
+TEST_F(Work, TokenPolicies) {
   Compress(NewSequence(100, "streaming:sink=4,recent=40"));
   EXPECT_EQ(Value("tessera_entries_dropped_total"), 4 * 56);
   EXPECT_EQ(Value("tessera_token_choices_total"), 2);
+  EXPECT_GT(Value("tessera_token_choice_seconds_total"), 0);
+  // 4 tiles a lane, of which 44 entries stay, in 2 tiles.
+  const std::string policy = "policy=\"streaming\"";
+  EXPECT_EQ(Value("tessera_policy_bytes_total", policy + ",side=\"before\""), 4 * 4 * 8192);
+  EXPECT_GE(Value("tessera_policy_bytes_total", policy + ",side=\"after\""), 4 * 2 * 8192);
+  EXPECT_LT(Value("tessera_policy_bytes_total", policy + ",side=\"after\""), 4 * 3 * 8192);
   v1::ObserveRequest observe;
   *observe.mutable_session() = worker_->key();
   const std::uint64_t sequence = NewSequence(100, "snapkv:window=8");
@@ -270,15 +247,14 @@ TEST_F(Metrics, TokenPolicies) {
     const grpc::Status status = worker_->stub().Observe(&context, observe, &response);
     ASSERT_TRUE(status.ok()) << status.error_message();
   }
-  EXPECT_TRUE(Becomes("tessera_observation_bytes", "tenant=\"default\"", Positive));
-  EXPECT_EQ(Value("tessera_shown_bytes_total"), 2 * 8 * 4 * 64 * 2);
+  EXPECT_TRUE(Becomes("tessera_observation_bytes", "", Positive));
+  EXPECT_EQ(Value("tessera_observed_bytes_total"), 2 * 8 * 4 * 64 * 2);
   Compress(sequence);
-  EXPECT_TRUE(Becomes("tessera_observation_bytes", "tenant=\"default\"",
-                      [](double bytes) { return bytes == 0; }));
+  EXPECT_TRUE(Becomes("tessera_observation_bytes", "", [](double bytes) { return bytes == 0; }));
 }
 
 // More rows wait for a strategy than fit in the budget of 1 MiB.
-TEST_F(Metrics, RawRowsThatAreNotKept) {
+TEST_F(Work, RawRowsThatAreNotKept) {
   const std::uint64_t sequence = NewSequence(64,
                                              "mosaickv:sinks=0,recent=0,keep=0.25,group=1,loss_k=1,"
                                              "loss_v=1,segment=4096,min_segment=4096");
@@ -294,7 +270,7 @@ TEST_F(Metrics, RawRowsThatAreNotKept) {
   EXPECT_TRUE(Becomes("tessera_raw_rows_dropped_total", "", Positive));
 }
 
-TEST_F(Metrics, PrefixesAndMatches) {
+TEST_F(Work, PrefixesAndMatches) {
   const auto publish = [&](std::uint64_t sequence, int tokens, std::uint64_t ttl_ms) {
     v1::PublishRequest request;
     *request.mutable_session() = worker_->key();
@@ -327,13 +303,14 @@ TEST_F(Metrics, PrefixesAndMatches) {
   match.set_will_compute(false);
   match.set_wait_ms(60000);
   auto waits = std::async(std::launch::async, [&] { return ask(other).tokens(); });
-  EXPECT_TRUE(Becomes("tessera_prefix_waits", "tenant=\"default\"", Positive));
+  EXPECT_TRUE(Becomes("tessera_prefix_waits", "", Positive));
   const std::uint64_t sequence = NewSequence(64);
   const std::uint64_t prefix = publish(sequence, 64, 0).prefix_id();
   EXPECT_EQ(waits.get(), 64u);
+  EXPECT_EQ(Value("tessera_match_wait_seconds_count"), 1);
+  EXPECT_GT(Value("tessera_match_wait_seconds_sum"), 0);
   EXPECT_EQ(Value("tessera_prefixes", "tenant=\"default\""), 1);
   EXPECT_EQ(Value("tessera_prefix_bytes", "tenant=\"default\""), 4 * 2 * 8192);
-  EXPECT_GT(Value("tessera_pool_used_bytes", "tag=\"prefix_index\""), 0);
   EXPECT_EQ(Value("tessera_prefixes_published_total", "outcome=\"new\""), 1);
   EXPECT_TRUE(publish(NewSequence(64), 64, 0).deduplicated());
   EXPECT_EQ(Value("tessera_prefixes_published_total", "outcome=\"known\""), 1);
@@ -358,23 +335,33 @@ TEST_F(Metrics, PrefixesAndMatches) {
   EXPECT_EQ(Value("tessera_prefixes_dropped_total", "reason=\"least_recently_used\""), 1);
 }
 
-TEST_F(Metrics, TailsAndTheirAbsorption) {
+TEST_F(Work, TailsAndTheirAbsorption) {
   const std::uint64_t sequence = NewSequence(10);
   const std::unique_ptr<RawMapping> mapping = RawMapping::Map(*worker_);
   ASSERT_NE(mapping, nullptr);
   ASSERT_TRUE(mapping->OpenTail(sequence));
-  EXPECT_EQ(Value("tessera_decoding_sequences"), 1);
-  EXPECT_GT(Value("tessera_pool_used_bytes", "tag=\"tails\""), 0);
+  EXPECT_EQ(Value("tessera_sequences", "state=\"decoding\""), 1);
+  EXPECT_GT(Value("tessera_tenant_memory_bytes", "tag=\"tails\""), 0);
   mapping->control().ring_full_waits.fetch_add(3);
   EXPECT_EQ(Value("tessera_tail_full_waits_total"), 3);
+  mapping->control().step_waits[0].fetch_add(5);
+  mapping->control().step_waits[3].fetch_add(1);
+  mapping->control().step_wait_nanoseconds.fetch_add(2'000'000);
+  EXPECT_EQ(Value("tessera_decode_wait_seconds_count"), 6);
+  EXPECT_EQ(Value("tessera_decode_wait_seconds_sum"), 0.002);
+  EXPECT_EQ(Value("tessera_decode_wait_seconds_bucket", "le=\"0.001\""), 5);
+  // 5 tokens are less than a tile: they are committed before the daemon absorbs them.
+  mapping->Commit(15);
+  EXPECT_EQ(Value("tessera_tokens_committed_total", "transport=\"mapped\""), 5);
+  EXPECT_EQ(Value("tessera_sequence_tokens"), 15);
   // 40 tokens of zeros are committed; closing the tail absorbs them.
   mapping->Commit(50);
   EXPECT_EQ(worker_->CloseTails({sequence}).tokens(0), 50);
-  EXPECT_EQ(Value("tessera_tokens_appended_total", "door=\"tail\""), 40);
-  EXPECT_EQ(Value("tessera_decoding_sequences"), 0);
+  EXPECT_EQ(Value("tessera_tokens_committed_total", "transport=\"mapped\""), 40);
+  EXPECT_EQ(Value("tessera_sequences", "state=\"decoding\""), 0);
 }
 
-TEST_F(Metrics, FailedSequences) {
+TEST_F(Work, FailedSequences) {
   const std::uint64_t sequence = NewSequence(10);
   const std::unique_ptr<RawMapping> mapping = RawMapping::Map(*worker_);
   ASSERT_NE(mapping, nullptr);
@@ -387,10 +374,10 @@ TEST_F(Metrics, FailedSequences) {
   const v1::TailsClosed closed = worker_->CloseTails({sequence});
   EXPECT_NE(closed.code(), 0);
   EXPECT_THAT(closed.error(), testing::HasSubstr("K of layer 1, kv head 0, token 12"));
-  EXPECT_EQ(Value("tessera_sequences_failed_total"), 1);
+  EXPECT_EQ(Value("tessera_sequences_failed_total", "tenant=\"default\""), 1);
 }
 
-TEST_F(Metrics, RetiredMemoryAndRevokedPins) {
+TEST_F(Work, RetiredMemoryAndRevokedPins) {
   const std::unique_ptr<RawMapping> mapping = RawMapping::Map(*worker_);
   ASSERT_NE(mapping, nullptr);
   // A reader that never advances, pinned at the first epoch.
@@ -401,12 +388,12 @@ TEST_F(Metrics, RetiredMemoryAndRevokedPins) {
   v1::FreeResponse freed;
   ASSERT_TRUE(worker_->Free(free, &freed).ok());
   EXPECT_GT(Value("tessera_epoch_retired_bytes"), 0);
-  EXPECT_TRUE(Becomes("tessera_pins_revoked_total", "", Positive));
+  EXPECT_TRUE(Becomes("tessera_pins_revoked_total", "tenant=\"default\"", Positive));
   EXPECT_TRUE(Becomes("tessera_epoch_retired_bytes", "", [](double v) { return v == 0; }));
   EXPECT_EQ(mapping->control().readers[5].word.load(), shm::kPinRevoked);
 }
 
-TEST_F(Metrics, EndsOfSessionsByReason) {
+TEST_F(Work, EndsOfSessionsByReason) {
   worker_->Leave();
   EXPECT_TRUE(Becomes("tessera_session_ends_total", "reason=\"closed\"", Positive));
   EXPECT_TRUE(Becomes("tessera_sessions", "", [](double v) { return v == 0; }));
