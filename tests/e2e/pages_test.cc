@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 
 #include <chrono>
@@ -12,7 +13,10 @@
 #include <regex>
 #include <string>
 #include <utility>
+#include <vector>
 
+#include "daemon/platform/fd.h"
+#include "daemon/platform/unix_socket.h"
 #include "tests/fakes/daemon/daemon_process.h"
 #include "tests/fakes/daemon/http_get.h"
 #include "tests/fakes/raw_worker.h"
@@ -103,6 +107,35 @@ TEST_F(Pages, StayUntilTheEndOfADrain) {
   EXPECT_THAT(Get("/metrics"), HasSubstr("\ntessera_sessions 1\n"));
   worker.Leave();
   EXPECT_EQ(daemon_->WaitForExit(20), 0);
+}
+
+TEST_F(Pages, AnswerWhateverOthersDo) {
+  std::vector<Fd> halves;
+  for (int i = 0; i < 200; ++i) {
+    halves.push_back(fakes::HttpSend(port_, "GET /metrics HTTP/1.1\r\n"));
+    ASSERT_TRUE(halves.back().valid()) << i;
+  }
+  const auto begin = std::chrono::steady_clock::now();
+  EXPECT_THAT(Get("/metrics"), HasSubstr("\ntessera_build_info{"));
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::milliseconds(1500));
+}
+
+TEST_F(Pages, AnswerWithoutFreeDescriptors) {
+  const auto open = static_cast<rlim_t>(daemon_->OpenFds());
+  const rlimit few = {.rlim_cur = open + 10, .rlim_max = open + 10};
+  ASSERT_EQ(::prlimit(daemon_->pid(), RLIMIT_NOFILE, &few, nullptr), 0);
+  std::vector<Fd> workers;
+  for (rlim_t i = 0; i < 2 * few.rlim_cur; ++i) {
+    absl::StatusOr<Fd> worker = ConnectUnix(daemon_->socket_path());
+    if (worker.ok()) workers.push_back(*std::move(worker));
+  }
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  while (daemon_->Log().find("Too many open files") == std::string::npos) {
+    ASSERT_LT(std::chrono::steady_clock::now(), end) << daemon_->Log();
+  }
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_THAT(Get("/healthz"), StartsWith("HTTP/1.1 ")) << i;
+  }
 }
 
 // What an operator's tools get.

@@ -4,29 +4,37 @@
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 #include <cstdint>
 #include <string>
 
+#include "daemon/platform/fd.h"
+
 namespace tessera::fakes {
 
-// Sends `request` as it is, and returns everything up to the end of the connection.
-inline std::string HttpExchange(std::uint16_t port, const std::string& request) {
-  const int socket = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+// Connects and sends `request` as it is. An invalid Fd if that fails.
+inline Fd HttpSend(std::uint16_t port, const std::string& request) {
+  Fd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_in address{};
   address.sin_family = AF_INET;
   address.sin_port = htons(port);
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  std::string answer;
-  if (::connect(socket, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0) {
-    if (::send(socket, request.data(), request.size(), MSG_NOSIGNAL) ==
-        static_cast<ssize_t>(request.size())) {
-      char buffer[4096];
-      for (ssize_t n; (n = ::recv(socket, buffer, sizeof buffer, 0)) > 0;) answer.append(buffer, n);
-    }
+  if (::connect(socket.get(), reinterpret_cast<sockaddr*>(&address), sizeof address) != 0 ||
+      ::send(socket.get(), request.data(), request.size(), MSG_NOSIGNAL) !=
+          static_cast<ssize_t>(request.size())) {
+    socket.Close();
   }
-  ::close(socket);
+  return socket;
+}
+
+// Sends `request` as it is, and returns everything up to the end of the connection.
+inline std::string HttpExchange(std::uint16_t port, const std::string& request) {
+  const Fd socket = HttpSend(port, request);
+  std::string answer;
+  char buffer[4096];
+  for (ssize_t n; (n = ::recv(socket.get(), buffer, sizeof buffer, 0)) > 0;) {
+    answer.append(buffer, n);
+  }
   return answer;
 }
 
