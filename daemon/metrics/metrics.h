@@ -63,7 +63,7 @@ struct BuildInfo {
   std::string isa;  // the kernels in use: "avx2", "avx512", ...
 };
 
-// Thread-safe. Must outlive all registrations and exposers.
+// Thread-safe. Must outlive all registrations.
 class Metrics {
  public:
   explicit Metrics(BuildInfo build);
