@@ -56,7 +56,11 @@ std::string JsonOf(const std::vector<Finding>& findings) {
 }
 
 absl::Status Examine(const Flags& flags) {
-  const Door door = ConnectionOf(flags);
+  Door door = ConnectionOf(flags);
+  absl::StatusOr<std::string> address = AddressOf(door);
+  if (!address.ok()) return address.status();
+  door.address = *std::move(address);
+  door.device.clear();
   std::vector<Finding> findings;
   const auto add = [&findings](std::vector<Finding> more) {
     for (Finding& finding : more) findings.push_back(std::move(finding));

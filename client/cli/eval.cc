@@ -382,6 +382,7 @@ absl::Status Evaluate(const Flags& flags, std::span<const std::string_view> args
   std::unique_ptr<bench::LocalDaemon> own;
   Door door = ConnectionOf(flags);
   if (door.address.empty()) {
+    if (absl::Status status = CheckNoDevice(door); !status.ok()) return status;
     // Compression takes most of the time: one thread per core, and one for tails.
     absl::StatusOr<std::unique_ptr<bench::LocalDaemon>> daemon =
         bench::LocalDaemon::Start({Concat("--compactor-threads=", cores + 1)});
@@ -390,8 +391,8 @@ absl::Status Evaluate(const Flags& flags, std::span<const std::string_view> args
     door = {.address = own->address(), .tls = std::nullopt, .token = ""};
   }
   const std::string model = flags.Has("model") ? flags.Get("model") : bench::RecallFolder();
-  const absl::StatusOr<std::unique_ptr<Evaluation>> evaluation =
-      Evaluation::Open({.model_folder = model, .address = door.address, .tls = door.tls});
+  const absl::StatusOr<std::unique_ptr<Evaluation>> evaluation = Evaluation::Open(
+      {.model_folder = model, .address = door.address, .device = door.device, .tls = door.tls});
   if (!evaluation.ok()) return evaluation.status();
   if (flags.Has("serve-units")) {
     const absl::StatusOr<std::unique_ptr<UnitRunner>> runner = (*evaluation)->Runner(*plan);

@@ -78,6 +78,7 @@ absl::StatusOr<std::vector<llm::TokenId>> GoOn(const llm::Model& model, const ll
                                                const llm::GenerateOptions& options) {
   absl::StatusOr<std::unique_ptr<client::Worker>> worker =
       client::Worker::Attach({.address = door.address,
+                              .device = door.device,
                               .tls = door.tls,
                               .tenant_token = door.token,
                               .worker_name = "generate"});
@@ -122,6 +123,7 @@ absl::Status Generate(const Flags& flags) {
   std::unique_ptr<bench::LocalDaemon> own;
   Door door = ConnectionOf(flags);
   if (door.address.empty()) {
+    if (absl::Status status = CheckNoDevice(door); !status.ok()) return status;
     absl::StatusOr<std::unique_ptr<bench::LocalDaemon>> daemon = bench::LocalDaemon::Start({});
     if (!daemon.ok()) return daemon.status();
     own = *std::move(daemon);

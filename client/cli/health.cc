@@ -23,8 +23,10 @@ absl::Status Check(const Flags& flags) {
   const Door door = ConnectionOf(flags);
   const absl::StatusOr<std::uint64_t> limit_ms = flags.Number("timeout-ms", 1, 600'000);
   if (!limit_ms.ok()) return limit_ms.status();
+  const absl::StatusOr<std::string> address = AddressOf(door);
+  if (!address.ok()) return address.status();
   const absl::StatusOr<std::shared_ptr<grpc::Channel>> channel =
-      client::OpenChannel(door.address, door.tls, grpc::ChannelArguments());
+      client::OpenChannel(*address, door.tls, grpc::ChannelArguments());
   if (!channel.ok()) return channel.status();
   grpc::ClientContext context;
   context.set_deadline(std::chrono::system_clock::now() + std::chrono::milliseconds(*limit_ms));
@@ -32,7 +34,7 @@ absl::Status Check(const Flags& flags) {
   const grpc::Status status = v1::TesseraHealth::NewStub(*channel)->Check(&context, {}, &health);
   if (!status.ok()) {
     return absl::UnavailableError(
-        Concat("unhealthy: no answer from ", door.address, ": ", status.error_message()));
+        Concat("unhealthy: no answer from ", *address, ": ", status.error_message()));
   }
   if (!health.hung().empty()) return absl::UnavailableError(Concat("unhealthy: ", health.hung()));
   if (flags.Has("ready") && !health.not_ready().empty()) {

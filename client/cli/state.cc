@@ -171,6 +171,9 @@ std::vector<std::string> HeadLines(const Look& look, const Since& since, std::si
     lines[0].replace(0, std::min(name.size(), lines[0].size()),
                      Styled(lines[0].substr(0, name.size()), Style::kBold, colours));
   }
+  if (!stats.device_uuid().empty()) {
+    lines.push_back(Joined({Concat("uuid ", stats.device_uuid()), stats.device_model()}, columns));
+  }
   lines.push_back(MemoryLine("memory", stats.pool_reserved_bytes(), stats.pool_limit_bytes(),
                              columns, colours));
   if (stats.host_tier_limit_bytes() != 0) {

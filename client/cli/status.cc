@@ -1,9 +1,12 @@
 // tessera status: the state of a daemon, once.
 
 #include <algorithm>
+#include <chrono>
 #include <string>
+#include <vector>
 
 #include "client/cli/command.h"
+#include "client/cli/daemons.h"
 #include "client/cli/state.h"
 #include "client/tools/connection.h"
 #include "client/tools/message_json.h"
@@ -42,7 +45,16 @@ std::string Json(const Look& look) {
                 ",\"sequences\":", JsonOf(look.sequences), "}\n");
 }
 
+absl::Status StatusOfAll(const Flags& flags) {
+  const absl::StatusOr<std::vector<DaemonLook>> daemons =
+      ReadDaemons(ConnectionOf(flags), std::chrono::seconds(5));
+  if (!daemons.ok()) return daemons.status();
+  if (flags.Has("json")) return Print(DaemonsJson(*daemons));
+  return Print(DaemonsText(*daemons, flags.Has("wide") ? 0 : OutputColumns()));
+}
+
 absl::Status Status(const Flags& flags) {
+  if (flags.Has("all")) return StatusOfAll(flags);
   const absl::StatusOr<std::uint64_t> rows = flags.Number("sequences", 0, 100000);
   if (!rows.ok()) return rows.status();
   absl::StatusOr<Admin> admin = Admin::At(ConnectionOf(flags));
@@ -62,10 +74,13 @@ CommandSpec StatusSpec() {
       .summary = "show the memory, tenants, sessions and sequences of a daemon",
       .description =
           "Shows the memory, tenants, sessions and sequences of a daemon. On a terminal, tables\n"
-          "fit its width: less important columns are left out.\n",
+          "fit its width: less important columns are left out. With --all, shows one line for\n"
+          "each daemon that listens in the directory of --address.\n",
       .examples = {"tessera status --sequences=50",
-                   "tessera status --json | jq '.sequences.sequences[].tokens'"},
-      .flags = {{"sequences", "N", "Sequences to list, the newest ones.", "20"},
+                   "tessera status --json | jq '.sequences.sequences[].tokens'",
+                   "tessera status --address=unix:/run/tessera/ --all"},
+      .flags = {{"all", "", "Show all daemons of a directory, one line each.", ""},
+                {"sequences", "N", "Sequences to list, the newest ones.", "20"},
                 {"wide", "", "Show all columns, whatever the width of the terminal.", ""},
                 {"json", "", "Print one JSON object instead of tables.", ""}}};
 }

@@ -8,8 +8,10 @@
 #include <thread>
 #include <utility>
 #include <variant>
+#include <vector>
 
 #include "client/cli/command.h"
+#include "client/cli/daemons.h"
 #include "client/cli/top_view.h"
 #include "client/tools/connection.h"
 #include "client/tools/output.h"
@@ -99,6 +101,28 @@ absl::StatusOr<int> Watch(Screen& screen, Samples& samples, Milliseconds interva
   }
 }
 
+// One line per daemon of a directory, again and again. `screen` may be null.
+absl::StatusOr<int> WatchAll(Screen* screen, const Door& door, Milliseconds interval,
+                             std::uint64_t rounds) {
+  for (std::uint64_t round = 0; rounds == 0 || round < rounds; ++round) {
+    const absl::StatusOr<std::vector<DaemonLook>> daemons = ReadDaemons(door, kPatience);
+    if (!daemons.ok()) return daemons.status();
+    if (screen == nullptr) {
+      if (round > 0) std::this_thread::sleep_for(interval);
+      if (absl::Status status = Print(DaemonsText(*daemons, 0)); !status.ok()) return status;
+      continue;
+    }
+    if (round == 0) {
+      if (absl::Status status = screen->Enter(); !status.ok()) return status;
+    }
+    screen->Draw(DaemonTable(*daemons).Lines(SizeOfOutput().value_or(TerminalSize()).columns));
+    const ScreenEvent event = screen->Wait(interval);
+    if (const auto* const key = std::get_if<char>(&event); key != nullptr && *key == 'q') return 0;
+    if (const auto* const ended = std::get_if<Ended>(&event)) return ended->signal;
+  }
+  return 0;
+}
+
 absl::Status Top(const Flags& flags) {
   const absl::StatusOr<std::uint64_t> interval_ms = flags.Number("interval-ms", 100, 60'000);
   if (!interval_ms.ok()) return interval_ms.status();
@@ -109,11 +133,17 @@ absl::Status Top(const Flags& flags) {
   // Before gRPC starts its threads.
   std::optional<Screen> screen;
   if (SizeOfOutput().has_value() && !flags.Has("once")) screen.emplace();
-  absl::StatusOr<Admin> admin = Admin::At(ConnectionOf(flags), kPatience);
-  if (!admin.ok()) return admin.status();
-  Samples samples(*admin);
-  if (!screen.has_value()) return PrintRounds(samples, interval, *rounds);
-  const absl::StatusOr<int> signal = Watch(*screen, samples, interval, *rounds);
+  absl::StatusOr<int> signal = 0;
+  if (flags.Has("all")) {
+    signal =
+        WatchAll(screen.has_value() ? &*screen : nullptr, ConnectionOf(flags), interval, *rounds);
+  } else {
+    absl::StatusOr<Admin> admin = Admin::At(ConnectionOf(flags), kPatience);
+    if (!admin.ok()) return admin.status();
+    Samples samples(*admin);
+    if (!screen.has_value()) return PrintRounds(samples, interval, *rounds);
+    signal = Watch(*screen, samples, interval, *rounds);
+  }
   screen.reset();  // messages and the end by a signal come after the terminal is restored
   if (!signal.ok()) return signal.status();
   if (*signal != 0 && *signal != SIGINT) ::raise(*signal);
@@ -130,7 +160,8 @@ CommandSpec TopSpec() {
               "sessions or tenants, which fits the terminal. q quits, h lists the other keys.\n"
               "Without a terminal, prints all columns of every refresh.\n",
           .examples = {"tessera top --interval-ms=500", "tessera top --once > snapshot.txt"},
-          .flags = {{"interval-ms", "MS", "Time between refreshes.", "1000"},
+          .flags = {{"all", "", "Show all daemons of a directory, one line each.", ""},
+                    {"interval-ms", "MS", "Time between refreshes.", "1000"},
                     {"once", "", "Print one refresh after the interval, then exit.", ""},
                     {"rounds", "N", "Exit after N refreshes. 0: never.", "0"}}};
 }

@@ -268,6 +268,7 @@ int RunWorkerOn(const client::GpuPlatform& gpus, std::span<const std::string_vie
     if (!plan.ok()) return plan.status();
     absl::StatusOr<std::unique_ptr<client::Worker>> worker =
         client::AttachWith({.address = plan->door.address,
+                            .device = plan->door.device,
                             .tls = plan->door.tls,
                             .tenant_token = plan->door.token,
                             .worker_name = plan->name,

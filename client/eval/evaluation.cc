@@ -68,6 +68,7 @@ class Evaluation::Session final : public UnitRunner {
     std::unique_ptr<Session> session(new Session(evaluation, plan));
     absl::StatusOr<std::unique_ptr<client::Worker>> worker =
         client::Worker::Attach({.address = evaluation.options_.address,
+                                .device = evaluation.options_.device,
                                 .tls = evaluation.options_.tls,
                                 .worker_name = "eval",
                                 .map_memory = evaluation.options_.map_memory,

@@ -31,6 +31,7 @@ class Evaluation {
   struct Options {
     std::string model_folder;
     std::string address;
+    std::string device;  // as AttachOptions::device
     std::optional<client::TlsOptions> tls;
     bool map_memory = true;
   };

@@ -47,11 +47,14 @@ absl::StatusOr<Response> Admin::Run(Call call, Timeout timeout) const {
   return absl::Status(static_cast<absl::StatusCode>(status.error_code()), why);
 }
 
-absl::StatusOr<Admin> Admin::At(const Door& door, std::chrono::seconds patience) {
+absl::StatusOr<Admin> Admin::At(Door door, std::chrono::seconds patience) {
+  absl::StatusOr<std::string> address = AddressOf(door);
+  if (!address.ok()) return address.status();
+  door.address = *std::move(address);
   const absl::StatusOr<std::shared_ptr<grpc::Channel>> channel =
       client::OpenChannel(door.address, door.tls, grpc::ChannelArguments());
   if (!channel.ok()) return channel.status();
-  return Admin(door, patience, *channel);
+  return Admin(std::move(door), patience, *channel);
 }
 
 absl::StatusOr<v1::StatsResponse> Admin::Stats() {

@@ -18,7 +18,7 @@ namespace tessera::cli {
 // after `patience`.
 class Admin {
  public:
-  static absl::StatusOr<Admin> At(const Door& door,
+  static absl::StatusOr<Admin> At(Door door,
                                   std::chrono::seconds patience = std::chrono::seconds(5));
 
   absl::StatusOr<v1::StatsResponse> Stats();

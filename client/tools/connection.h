@@ -1,4 +1,4 @@
-// The connection flags of a subcommand: address, TLS and token.
+// The connection flags of a subcommand: address, device, TLS and token.
 #pragma once
 
 #include <cstdint>
@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "client/tools/flags.h"
 #include "tessera/options.h"
 
@@ -20,6 +21,7 @@ enum class Connects : std::uint8_t {
 
 struct Door {
   std::string address;
+  std::string device;  // as AttachOptions::device
   std::optional<client::TlsOptions> tls;
   std::string token;  // of the tenant; empty without --token
 };
@@ -28,5 +30,11 @@ struct Door {
 std::vector<Flags::Spec> ConnectionFlags(Connects connects, bool attaches);
 // Reads the connection flags.
 Door ConnectionOf(const Flags& flags);
+// INVALID_ARGUMENT if a device is given without an address, for a command that then starts a
+// daemon.
+absl::Status CheckNoDevice(const Door& door);
+// The address of the one daemon that an operator means, never of a directory. If there are several,
+// the error lists them.
+absl::StatusOr<std::string> AddressOf(const Door& door);
 
 }  // namespace tessera::cli
