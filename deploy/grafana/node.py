@@ -64,8 +64,14 @@ def memory():
               Query(value("tessera_raw_copy_limit_bytes"), "limit"), unit="bytes"),
         graph("Retired memory", "Bytes that wait for readers before they are freed.",
               Query(value("tessera_epoch_retired_bytes"), "retired"), unit="bytes"),
+        graph("Extents", "Extents that the tenants' pools hold.",
+              Query(value("tessera_pool_extents", "device"), "{{device}}")),
         graph("Reclaim", "Reclaim steps per second, by rung of the ladder.",
-              Query(rate("tessera_pressure_steps_total", "rung"), "{{rung}}"), unit="ops"),
+              Query(rate("tessera_pressure_steps_total", "rung"), "{{rung}}"), unit="ops",
+              width=12),
+        graph("Reclaim attempts", "Attempts per second, by rung and by what came of them.",
+              Query(rate("tessera_pressure_climbs_total", "rung, outcome"),
+                    "{{rung}}: {{outcome}}"), unit="ops", width=12),
     )
 
 
@@ -82,8 +88,9 @@ def decoding():
               Query(rate("tessera_pins_revoked_total"), "pins revoked"), unit="ops"),
         graph("Sequences", "By state.",
               Query(value("tessera_sequences", "state"), "{{state}}"), stack=True),
-        graph("Sessions", "Attached now, and ends within five minutes by reason.",
+        graph("Sessions", "Attached now; begun within five minutes, and ended, by reason.",
               Query(value("tessera_sessions"), "attached"),
+              Query(f"sum(increase(tessera_sessions_total{{{DAEMONS}}}[5m]))", "begun"),
               Query(f"sum by (reason) (increase(tessera_session_ends_total{{{DAEMONS}}}[5m]))",
                     "ended: {{reason}}")),
         graph("Attention by the daemon", "Attend and Select calls computed per second.",
@@ -114,14 +121,22 @@ def compression():
         graph("Segments left dense", "Attempts per second that left rows dense, by reason.",
               Query(rate("tessera_segments_left_dense_total", "reason"), "{{reason}}"),
               unit="ops"),
-        graph("Tiles and segments", "Tiles written, tiles packed provisionally, segments sealed, "
-              "strategies computed, per second.",
+        graph("Tiles", "Tiles written, tiles packed provisionally, snapshots "
+              "published, per second.",
               Query(rate("tessera_tiles_encoded_total"), "tiles"),
               Query(rate("tessera_provisional_tiles_total"), "provisional tiles"),
-              Query(rate("tessera_segments_sealed_total"), "segments sealed"),
+              Query(rate("tessera_snapshots_published_total"), "snapshots"), unit="ops"),
+        graph("Segments", "Segments sealed, segments stored dense, strategies computed, per "
+              "second.",
+              Query(rate("tessera_segments_sealed_total"), "sealed"),
+              Query(rate("tessera_segments_stored_dense_total"), "stored dense"),
               Query(rate("tessera_strategies_total"), "strategies"), unit="ops"),
-        graph("Token policies", "Entries dropped or merged, and decisions, per second.",
-              Query(rate("tessera_entries_dropped_total"), "entries dropped"),
+        graph("Entries", "Entries per second that were packed, or dropped by token policies.",
+              Query(rate("tessera_entries_packed_total"), "packed"),
+              Query(rate("tessera_entries_dropped_total"), "dropped"), unit="ops"),
+        graph("Observations", "Bytes per second that workers send for token policies.",
+              Query(rate("tessera_observed_bytes_total"), "observed"), unit="Bps"),
+        graph("Decisions of token policies", "Per second, counted per layer.",
               Query(rate("tessera_token_choices_total"), "decisions"), unit="ops"),
         graph("Time of token policies", "Cores busy with decisions of token policies.",
               Query(rate("tessera_token_choice_seconds_total"), "cores"), unit="short"),
@@ -177,7 +192,7 @@ def calls():
                     f"{rate('tessera_rpc_requests_total', 'service, method')}, 1e-9))",
                     "{{service}} {{method}}"), unit="s", width=6),
         graph("Duration, p99", "By class: hot calls belong to a decode step, bulk calls move data, "
-              "admin calls are an operator's.",
+              "admin calls are an operator's. No line: there were none.",
               Query(quantile("0.99", "tessera_rpc_duration_seconds", "class"), "{{class}}"),
               unit="s", width=6),
     )

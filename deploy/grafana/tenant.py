@@ -16,6 +16,10 @@ def total(metric, labels=TENANTS):
     return f"sum({metric}{{{labels}}}) or vector(0)"
 
 
+def within_an_hour(metric):
+    return f"round(sum(increase({metric}{{{TENANTS}}}[1h]))) or vector(0)"
+
+
 def per(part, whole, floor):
     return f"{part} / clamp_min({whole}, {floor})"
 
@@ -35,10 +39,10 @@ def overview():
              Query(total("tessera_sequences", TENANTS + ', state="offloaded"'))),
         stat("Published", "Prefixes published now.", Query(total("tessera_prefixes"))),
         stat("Refused", "Calls refused for want of memory within an hour.",
-             Query(f"sum(increase(tessera_memory_refusals_total{{{TENANTS}}}[1h])) or vector(0)"),
+             Query(within_an_hour("tessera_memory_refusals_total")),
              steps=((1, YELLOW),)),
         stat("Failed", "Sequences that failed within an hour.",
-             Query(f"sum(increase(tessera_sequences_failed_total{{{TENANTS}}}[1h])) or vector(0)"),
+             Query(within_an_hour("tessera_sequences_failed_total")),
              steps=((1, YELLOW),)),
     )
 
@@ -58,11 +62,11 @@ def quota():
         graph("Memory by content", "What the bytes hold.",
               Query(value("tessera_tenant_memory_bytes", "tag"), "{{tag}}"), unit="bytes",
               stack=True),
-        graph("Bytes per token", "Pool bytes of a tenant per token of its sequences: what policies "
-              "and sharing save.",
-              Query(per(value("tessera_tenant_used_bytes", "tenant"),
-                        value("tessera_sequence_tokens", "tenant"), 1), "{{tenant}}"),
-              unit="bytes"),
+        graph("Bytes per token", "Tile bytes of a tenant per token of its sequences: what policies "
+              "and sharing save. No line: there is no sequence.",
+              Query(value("tessera_tenant_memory_bytes", "tenant", TENANTS + ', tag="tiles"')
+                    + " / (" + value("tessera_sequence_tokens", "tenant") + " > 0)",
+                    "{{tenant}}"), unit="bytes"),
         graph("Sequences", "By state: held, decoding or offloaded.",
               Query(value("tessera_sequences", "tenant, state"), "{{tenant}} {{state}}")),
         graph("Refusals", "Calls refused per second: by the tenant's quota, or because the node "
@@ -82,11 +86,12 @@ def prefixes():
         graph("Prefix bytes", "Bytes of tiles that prefixes hold; shared tiles count twice.",
               Query(value("tessera_prefix_bytes", "tenant"), "{{tenant}}"), unit="bytes"),
         graph("Tokens asked for", "Prompt tokens per second of Match calls: asked for, and found.",
-              Query(rate("tessera_prefix_match_tokens_total", "side"), "{{side}}"), unit="short"),
+              Query(rate("tessera_prefix_match_tokens_total", "side"), "{{side}}"), unit="short",
+              width=12),
         graph("Failed sequences, revoked pins", "Per second.",
               Query(rate("tessera_sequences_failed_total", "tenant"), "{{tenant}} failed"),
               Query(rate("tessera_pins_revoked_total", "tenant"), "{{tenant}} pins revoked"),
-              unit="ops"),
+              unit="ops", width=12),
     )
 
 
@@ -99,7 +104,7 @@ def policies():
              unit="percentunit", minimum=0, maximum=1),
         graph("Bytes by policy", "Bytes per second that each policy took in.",
               Query(rate("tessera_policy_bytes_total", "policy", DAEMONS + ', side="before"'),
-                    "{{policy}}"), unit="Bps", stack=True),
+                    "{{policy}}"), unit="Bps"),
         graph("Why rows stayed dense", "Attempts per second, by reason.",
               Query(rate("tessera_segments_left_dense_total", "reason", DAEMONS), "{{reason}}"),
               unit="ops"),
