@@ -66,7 +66,7 @@ class Load:
         """Two sequences of the small tenant move to the host tier, then a call is refused."""
         refused = self.rises("tessera_memory_refusals_total")
         self.stage.programs.run("refused", self.tessera(
-            "worker", "--token=tiny", "--sequences=8", "--prompt=2048", "--steps=10"))
+            "worker", "--token=tiny", "--sequences=8", "--prompt=2048", "--steps=10"), code=1)
         refused()
 
     def share(self):
@@ -78,14 +78,14 @@ class Load:
             "generate", f"--model={RECALL}", f"--policy={POLICY}", "--share=280", "--tokens=24",
             prompt)) for _ in range(3)]
         for process in waiting:
-            process.wait(60)
+            self.stage.programs.check("generate", process)
 
     def compress(self):
         self.run_example("compression")
         self.stage.programs.run("eval", self.tessera(
-            "eval", "--quick", "--samples=1", "--lengths=512", "--tasks=niah_multikey",
-            "--depths=0.5", "--question=blind", "--workers=1", POLICY, "mosaickv",
-            "snapkv:budget=0.3"))
+            "eval", f"--model={RECALL}", "--quick", "--samples=1", "--lengths=512",
+            "--tasks=niah_multikey", "--depths=0.5", "--question=blind", "--workers=1",
+            POLICY, "mosaickv", "snapkv:budget=0.3"))
 
     def move(self):
         """Offloads the sequences of a worker that stands still; its next calls restore them."""
@@ -95,7 +95,7 @@ class Load:
         for sequence in json.loads(done.stdout)["sequences"]["sequences"]:
             if sequence["tenant"] == "batch":
                 self.stage.programs.run("offload",
-                                        self.tessera("offload", sequence["sequence_id"]))
+                                        self.tessera("offload", sequence["id"]))
         until("Prometheus sees an offloaded sequence", 30, lambda: self.stage.prometheus.instant(
             'tessera_sequences{tenant="batch", state="offloaded"} > 0'))
         self.rpc_worker.send_signal(signal.SIGCONT)

@@ -63,9 +63,14 @@ class Programs:
     def has_ended(self, name):
         return self.newest[name].poll() is not None
 
-    def run(self, name, command, timeout_s=60):
-        """The exit code of a program that ends by itself."""
-        return self.start(name, command).wait(timeout_s)
+    def run(self, name, command, code=0, timeout_s=60):
+        """Runs a program that ends by itself, with an exit code that is expected."""
+        self.check(name, self.start(name, command), code, timeout_s)
+
+    def check(self, name, process, code=0, timeout_s=60):
+        found = process.wait(timeout_s)
+        if found != code:
+            raise AssertionError(f"{name} ended with {found}, not {code}")
 
     def log(self, name):
         return (self.folder / f"{name}.log").read_text(errors="replace")
