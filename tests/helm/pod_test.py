@@ -20,6 +20,8 @@ DAEMON = 65532  # uid and gid; only root can run programs as another user
 SMALL = {"device": "cpu", "poolBytes": "256MiB", "hostTierBytes": "64MiB", "rawCopyBytes": "64MiB"}
 TENANTS = [{"name": "chat", "token": {"secretName": "tokens", "key": "chat"}},
            {"name": "batch", "token": {"secretName": "tokens", "key": "batch"}}]
+UUIDS = [{"name": f"numa{n}", "device": f"CPU-00000000-0000-0000-0000-00000000000{n}"}
+         for n in (0, 1)]
 SECRETS = {"tokens": {"chat": "a-token\n", "batch": "another-token"}}
 
 programs = None  # where tesserad and tessera are
@@ -114,6 +116,9 @@ class Pods(unittest.TestCase):
         certificate = certificates.make(self.folder)
         self.live({"tenants": TENANTS, "tcp": {"enabled": True, "tls": {"secretName": "tls"}}},
                   {**SECRETS, "tls": certificate})
+
+    def test_two_daemons_in_one_directory(self):
+        self.live({"instances": UUIDS, "metrics": {"enabled": False}}, {})
 
 
 if __name__ == "__main__":
