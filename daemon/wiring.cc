@@ -19,7 +19,7 @@
 #include "daemon/base/clock.h"
 #include "daemon/base/heartbeat.h"
 #include "daemon/base/log.h"
-#include "daemon/base/mutex.h"
+#include "daemon/base/published.h"
 #include "daemon/base/scheduler.h"
 #include "daemon/base/strings.h"
 #include "daemon/base/version.h"
@@ -28,10 +28,16 @@
 #include "daemon/compaction/jobs/tail_absorber.h"
 #include "daemon/config/limits.h"
 #include "daemon/config/load.h"
+#include "daemon/config/service_manager.h"
 #include "daemon/device/finder.h"
+#include "daemon/lifecycle/drain_watch.h"
+#include "daemon/lifecycle/reloader.h"
+#include "daemon/lifecycle/signals.h"
+#include "daemon/lifecycle/watchdog.h"
 #include "daemon/metrics/metrics.h"
 #include "daemon/platform/fd.h"
 #include "daemon/platform/prepare_directory.h"
+#include "daemon/platform/service_manager.h"
 #include "daemon/policies/grammar/help.h"
 #include "daemon/residency/drop_prefixes.h"
 #include "daemon/residency/offload_idle.h"
@@ -44,93 +50,6 @@
 namespace tessera {
 namespace {
 
-// Time that a drain may take beyond its limit: running calls return, and threads end.
-constexpr std::chrono::seconds kPatience{5};
-
-// The signals that stop the daemon. SIGTERM and SIGINT drain, and a second one stops at once. All
-// threads block them; the waiting thread takes them with sigwait.
-class StopSignals {
- public:
-  StopSignals() {
-    sigemptyset(&set_);
-    sigaddset(&set_, SIGTERM);
-    sigaddset(&set_, SIGINT);
-    sigaddset(&set_, SIGUSR1);  // raised by the Drain RPC
-    pthread_sigmask(SIG_BLOCK, &set_, nullptr);
-  }
-  int Wait() const {
-    int signal = 0;
-    while (sigwait(&set_, &signal) != 0) {
-    }
-    return signal;
-  }
-  // Returns nullopt on timeout.
-  std::optional<int> WaitFor(Clock::Duration time) const {
-    const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(time);
-    const timespec timeout = {.tv_sec = seconds.count(), .tv_nsec = (time - seconds).count()};
-    const int signal =
-        time < Clock::Duration::zero() ? -1 : ::sigtimedwait(&set_, nullptr, &timeout);
-    return signal > 0 ? std::optional<int>(signal) : std::nullopt;
-  }
-
- private:
-  sigset_t set_;
-};
-
-// Handles signals on its own thread while the daemon drains. A further Drain call, or the first
-// SIGTERM after one, can only shorten the limit. A second SIGTERM or SIGINT stops the process at
-// once, and so does a drain that exceeds its limit by kPatience.
-class DrainWatch {
- public:
-  using LimitOf = std::function<std::chrono::milliseconds(int signal)>;
-  DrainWatch(const StopSignals& signals, int first, serving::Server& server, Logger& logger,
-             const Clock& clock, LimitOf limit_of)
-      : server_(&server),
-        thread_([this, &signals, first, &logger, &clock, limit_of = std::move(limit_of)] {
-          bool terminated = first != SIGUSR1;
-          Clock::TimePoint end = clock.Now() + limit_of(first) + kPatience;
-          for (;;) {
-            const std::optional<int> signal = signals.WaitFor(end - clock.Now());
-            if (over_.load()) return;
-            if (!signal.has_value()) {
-              if (clock.Now() < end) continue;
-              ExitNow(logger, "drain exceeded its limit: stopping at once");
-            }
-            if (*signal != SIGUSR1 && std::exchange(terminated, true)) {
-              ExitNow(logger, "second stop signal: stopping at once");
-            }
-            const std::chrono::milliseconds limit = limit_of(*signal);
-            logger.Log(LogLevel::kInfo, "already draining", {{"limit_ms", limit.count()}});
-            end = std::min(end, clock.Now() + limit + kPatience);
-            ShortenDrain(limit);
-          }
-        }) {}
-  ~DrainWatch() {
-    over_.store(true);
-    ::pthread_kill(thread_.native_handle(), SIGUSR1);
-    thread_.join();
-  }
-  void ForgetServer() {
-    MutexLock lock(mutex_);
-    server_ = nullptr;
-  }
-
- private:
-  void ShortenDrain(Clock::Duration limit) {
-    MutexLock lock(mutex_);
-    if (server_ != nullptr) server_->ShortenDrain(limit);
-  }
-  [[noreturn]] static void ExitNow(Logger& logger, const char* why) {
-    logger.Log(LogLevel::kWarning, why);
-    std::_Exit(0);
-  }
-
-  Mutex mutex_;
-  serving::Server* server_ TESSERA_GUARDED_BY(mutex_);
-  std::atomic<bool> over_{false};
-  std::thread thread_;
-};
-
 absl::StatusOr<std::unique_ptr<cache::Node>> BuildNode(const config::Config& config,
                                                        device::Device& device, const Clock& clock,
                                                        std::function<void()> on_attention) {
@@ -140,12 +59,7 @@ absl::StatusOr<std::unique_ptr<cache::Node>> BuildNode(const config::Config& con
   options.host_tier_bytes = config.host_tier_bytes;
   options.device = &device;
   options.max_sessions = config.max_sessions;
-  for (const config::Tenant& tenant : config.tenants) {
-    options.tenants.push_back({.name = tenant.name,
-                               .token = tenant.token,
-                               .hard_limit_bytes = tenant.hard_limit_bytes,
-                               .soft_limit_bytes = tenant.soft_limit_bytes});
-  }
+  options.tenants = lifecycle::TenantsOf(config);
   options.tenant_template.pool_extent_bytes = config.pool_extent_bytes;
   options.tenant_template.directory_extent_bytes = config.directory_extent_bytes;
   options.tenant_template.ring_tiles = config.tail_ring_tiles;
@@ -184,16 +98,14 @@ serving::Server::Options ServerOptions(const config::Config& config) {
   serving::Server::Options options;
   for (const config::ListenAddress& address : config.listen) {
     if (address.is_unix()) {
-      options.unix_endpoints.push_back(
-          {address.unix_path, config.unix_socket_mode, config.unix_peers});
+      options.unix_endpoints.push_back({address.unix_path, config.unix_socket_mode});
     } else {
       options.tcp_endpoints.push_back(address.tcp.ToString());
     }
   }
   options.http_address = config.metrics_address;
-  options.tls = {.certificate = config.tls_certificate_file,
-                 .key = config.tls_key_file,
-                 .client_ca = config.tls_client_ca_file};
+  options.unix_peers = config.unix_peers;
+  options.tls = lifecycle::TlsFilesOf(config);
   options.drain_limit = config.drain_limit;
   return options;
 }
@@ -210,8 +122,14 @@ int Fail(const absl::Status& status, int code = kFailed) {
   return code;
 }
 
-int Serve(const config::Invocation& invocation, device::Finder& devices,
-          const StopSignals& signals) {
+// What a start and each reload read, and what the start found.
+struct Source {
+  std::function<absl::StatusOr<config::Config>()> load;
+  config::DeviceMemory memory;
+};
+
+int Serve(const config::Invocation& invocation, const Source& source, device::Finder& devices,
+          const lifecycle::Signals& signals) {
   const config::Config& config = invocation.config;
   Logger logger({.level = config.log_level, .format = config.log_format});
   for (const std::string& warning : config::Warnings(config)) {
@@ -224,6 +142,10 @@ int Serve(const config::Invocation& invocation, device::Finder& devices,
   logger.Log(LogLevel::kInfo, "limits", {{"descriptors", RaiseFdLimit()}});
   const SystemClock clock;
   Heartbeats heartbeats(clock);
+  Published<config::Config> running(config);
+  serving::CallLog call_log(logger, clock, config.slow_call);
+  const config::ServiceManagerEnvironment environment = config::ReadServiceManagerEnvironment();
+  const ServiceManager manager(environment.notify_socket);
   device::Device& device = devices.device();
   if (const std::string uuid = device.description().UuidText(); !uuid.empty()) {
     logger.Log(LogLevel::kInfo, "device",
@@ -239,6 +161,7 @@ int Serve(const config::Invocation& invocation, device::Finder& devices,
   // allocates memory.
   serving::Services services{.metrics = &metrics,
                              .logger = &logger,
+                             .call_log = &call_log,
                              .clock = &clock,
                              .heartbeats = &heartbeats,
                              .device = &device,
@@ -251,7 +174,9 @@ int Serve(const config::Invocation& invocation, device::Finder& devices,
       serving::Server::Create(services, server_options);
   if (!server.ok()) return Fail(server.status());
   absl::StatusOr<std::unique_ptr<ThreadScheduler>> scheduler =
-      ThreadScheduler::Create({.threads = config.compactor_threads, .cpus = config.compactor_cpus});
+      ThreadScheduler::Create({.threads = config.compactor_threads,
+                               .cpus = config.compactor_cpus,
+                               .pulse = &heartbeats.Add("background jobs")});
   if (!scheduler.ok()) {
     return Fail(absl::Status(scheduler.status().code(),
                              Concat("compactor_cpus: ", scheduler.status().message())));
@@ -283,10 +208,19 @@ int Serve(const config::Invocation& invocation, device::Finder& devices,
   services.pressure = &pressure;
 
   std::atomic<std::uint64_t> requested_limit_ms{0};
-  (*server)->set_on_drain_request([&requested_limit_ms](std::uint64_t limit_ms) {
-    requested_limit_ms.store(limit_ms);
-    ::kill(::getpid(), SIGUSR1);
-  });
+  lifecycle::Reloader reloader({.load = source.load,
+                                .memory = source.memory,
+                                .running = &running,
+                                .services = &services,
+                                .server = server->get(),
+                                .manager = &manager});
+  const metrics::Metrics::Registration reloads = metrics.Register(reloader);
+  (*server)->set_admin_actions({.drain =
+                                    [&requested_limit_ms](std::uint64_t limit_ms) {
+                                      requested_limit_ms.store(limit_ms);
+                                      ::kill(::getpid(), lifecycle::kDrainRequested);
+                                    },
+                                .reload = [&reloader] { return reloader.Reload(); }});
   // The order matters: the server's threads use the scheduler and the node, and sessions end on the
   // scheduler's threads. After that nothing uses the node.
   const auto stop = [&] {
@@ -311,15 +245,28 @@ int Serve(const config::Invocation& invocation, device::Finder& devices,
     logger.Log(LogLevel::kInfo, "metrics", {{"port", (*server)->http_port()}});
   }
 
-  const int first = signals.Wait();
+  manager.Ready();
+  const lifecycle::Watchdog watchdog({.heartbeats = &heartbeats,
+                                      .manager = &manager,
+                                      .logger = &logger,
+                                      .clock = &clock,
+                                      .interval = environment.watchdog});
+  int first = signals.Wait();
+  for (; first == SIGHUP; first = signals.Wait()) (void)reloader.Reload();
   const auto limit_of = [&](int signal) {
     const std::uint64_t requested = requested_limit_ms.load();
-    if (signal != SIGUSR1 || requested == 0) return config.drain_limit;
+    if (signal != lifecycle::kDrainRequested || requested == 0) return running.Get()->drain_limit;
     return std::chrono::milliseconds(std::min(requested, config::kDrainLimitMs.max));
   };
+  manager.Stopping(limit_of(first) + lifecycle::kDrainPatience);
   logger.Log(LogLevel::kInfo, "draining", {{"limit_ms", limit_of(first).count()}});
   {
-    DrainWatch watch(signals, first, **server, logger, clock, limit_of);
+    lifecycle::DrainWatch watch({.signals = &signals,
+                                 .first = first,
+                                 .server = server->get(),
+                                 .logger = &logger,
+                                 .clock = &clock,
+                                 .limit_of = limit_of});
     (*server)->Drain(limit_of(first));
     watch.ForgetServer();
     stop();
@@ -380,14 +327,16 @@ int Prepare(const DirectoryRequest& request) {
 }  // namespace
 
 int RunDaemon(std::span<const std::string_view> args, const Machine& machine) {
-  const StopSignals signals;  // before any thread starts, so that all inherit the mask
+  const lifecycle::Signals signals;  // before any thread starts, so that all inherit the mask
   device::Finder devices(machine.load_cuda, *machine.gpus);
+  config::DeviceMemory memory;
   bool device_failed = false;
   absl::StatusOr<config::Invocation> invocation =
       config::LoadConfig(args, [&](const config::DeviceChoice& choice) {
-        absl::StatusOr<config::DeviceMemory> memory = OpenDevice(choice, devices);
-        device_failed = !memory.ok();
-        return memory;
+        absl::StatusOr<config::DeviceMemory> found = OpenDevice(choice, devices);
+        device_failed = !found.ok();
+        if (found.ok()) memory = *found;
+        return found;
       });
   // A device may appear later, unlike a correct configuration.
   if (!invocation.ok()) {
@@ -400,7 +349,15 @@ int RunDaemon(std::span<const std::string_view> args, const Machine& machine) {
     return 0;
   }
   if (invocation->check_only) return CheckConfig(*invocation);
-  return Serve(*invocation, devices, signals);
+  // A reload compares with the device that is open, whatever the configuration then names.
+  const Source source = {.load = [args, memory]() -> absl::StatusOr<config::Config> {
+                           absl::StatusOr<config::Invocation> again = config::LoadConfig(
+                               args, [&](const config::DeviceChoice&) { return memory; });
+                           if (!again.ok()) return again.status();
+                           return std::move(again->config);
+                         },
+                         .memory = memory};
+  return Serve(*invocation, source, devices, signals);
 }
 
 }  // namespace tessera

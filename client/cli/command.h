@@ -55,6 +55,8 @@ CommandSpec EvictSpec();
 int RunEvict(std::span<const std::string_view> args);
 CommandSpec DrainSpec();
 int RunDrain(std::span<const std::string_view> args);
+CommandSpec ReloadSpec();
+int RunReload(std::span<const std::string_view> args);
 
 CommandSpec PoliciesSpec();
 int RunPolicies(std::span<const std::string_view> args);

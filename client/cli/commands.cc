@@ -11,7 +11,8 @@ constexpr Command kWatch[] = {{StatusSpec, RunStatus},     {TopSpec, RunTop},
                               {HealthSpec, RunHealth},     {DoctorSpec, RunDoctor}};
 constexpr Command kOperate[] = {{PolicySpec, RunPolicy},   {CompressSpec, RunCompress},
                                 {OffloadSpec, RunOffload}, {RestoreSpec, RunRestore},
-                                {EvictSpec, RunEvict},     {DrainSpec, RunDrain}};
+                                {EvictSpec, RunEvict},     {ReloadSpec, RunReload},
+                                {DrainSpec, RunDrain}};
 constexpr Command kPolicies[] = {{PoliciesSpec, RunPolicies}, {ExplainSpec, RunExplain}};
 constexpr Command kTry[] = {{WorkerSpec, RunWorker},
                             {GenerateSpec, RunGenerate},

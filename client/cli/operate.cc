@@ -45,6 +45,19 @@ absl::Status Evict(const Flags& flags) {
   return absl::OkStatus();
 }
 
+absl::Status Reload(const Flags& flags) {
+  absl::StatusOr<Admin> admin = Admin::At(ConnectionOf(flags));
+  if (!admin.ok()) return admin.status();
+  const absl::StatusOr<v1::ReloadResponse> reloaded = admin->Reload();
+  if (!reloaded.ok()) return reloaded.status();
+  std::string applied;
+  for (const std::string& field : reloaded->applied()) Append(applied, " ", field);
+  std::string waiting;
+  for (const std::string& field : reloaded->needs_restart()) Append(waiting, " ", field);
+  return Print(Concat("applied:", applied.empty() ? " nothing" : applied, "\n",
+                      "needs a restart:", waiting.empty() ? " nothing" : waiting, "\n"));
+}
+
 absl::Status Drain(const Flags& flags) {
   const absl::StatusOr<std::uint64_t> limit = flags.Number("limit-ms", 0, 3'600'000);
   if (!limit.ok()) return limit.status();
@@ -69,6 +82,15 @@ CommandSpec EvictSpec() {
           .examples = {"tessera evict s51 p52"}};
 }
 
+CommandSpec ReloadSpec() {
+  return {.name = "reload",
+          .summary = "apply a changed configuration without a restart",
+          .description =
+              "Makes a daemon read its configuration anew. It checks everything, then applies the\n"
+              "fields that need no restart, all or nothing. SIGHUP does the same.\n",
+          .examples = {"tessera reload"}};
+}
+
 CommandSpec DrainSpec() {
   return {
       .name = "drain",
@@ -82,6 +104,9 @@ CommandSpec DrainSpec() {
 
 int RunEvict(std::span<const std::string_view> args) {
   return RunCommand(EvictSpec(), args, Evict);
+}
+int RunReload(std::span<const std::string_view> args) {
+  return RunCommand(ReloadSpec(), args, Reload);
 }
 int RunDrain(std::span<const std::string_view> args) {
   return RunCommand(DrainSpec(), args, Drain);

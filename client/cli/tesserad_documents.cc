@@ -31,6 +31,9 @@ std::string DaemonManual() {
   manual.Item("SIGTERM, SIGINT",
               "Drain: refuse new sessions, and exit when the current ones have ended or the drain "
               "limit has passed. A second one stops the daemon at once.");
+  manual.Item(
+      "SIGHUP",
+      "Reload: read the configuration anew, and apply what needs no restart, all or nothing.");
   manual.Section("SEE ALSO");
   manual.Paragraphs("tessera(1)");
   return manual.text();

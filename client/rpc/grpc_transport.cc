@@ -25,7 +25,12 @@ class GrpcAttachStream final : public AttachStream {
  public:
   explicit GrpcAttachStream(v1::Tessera::Stub& stub) : stream_(stub.Attach(&context_)) {}
 
-  bool Write(const v1::AttachRequest& message) override { return stream_->Write(message); }
+  bool Write(const v1::AttachRequest& message) override {
+    grpc::WriteOptions options;
+    // The process may exit right after it: only then the message has reached the kernel.
+    if (message.has_leave()) options.set_write_through();
+    return stream_->Write(message, options);
+  }
   bool Read(v1::AttachResponse& message) override { return stream_->Read(&message); }
   void FinishWriting() override { stream_->WritesDone(); }
   absl::Status Finish() override { return FromGrpc(stream_->Finish()); }

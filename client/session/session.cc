@@ -167,6 +167,9 @@ void Session::Lose(const absl::Status& reason) {
 void Session::FinishWriting() {
   MutexLock lock(write_mutex_);
   if (std::exchange(writing_finished_, true)) return;
+  v1::AttachRequest request;
+  request.mutable_leave();
+  (void)stream_->Write(request);  // a stream that has ended needs no goodbye
   stream_->FinishWriting();
 }
 

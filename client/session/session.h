@@ -61,7 +61,7 @@ class Session {
   absl::Status ReadUntilEnd();
   // On the lease thread: unmaps everything; later calls answer `reason`.
   void Lose(const absl::Status& reason);
-  // Ends the writing side of the stream; the daemon then ends the stream.
+  // Leaves: says so to the daemon and ends the writing side; the daemon then ends the stream.
   void FinishWriting();
   void Cancel() { stream_->Cancel(); }
 

@@ -133,6 +133,11 @@ absl::Status Admin::Evict(std::uint64_t sequence) {
       .status();
 }
 
+absl::StatusOr<v1::ReloadResponse> Admin::Reload() {
+  return Run<v1::ReloadResponse>(
+      [&](auto* context, auto* response) { return stub_->Reload(context, {}, response); });
+}
+
 absl::StatusOr<v1::DrainResponse> Admin::Drain(std::uint64_t limit_ms) {
   v1::DrainRequest request;
   request.set_limit_ms(limit_ms);

@@ -34,6 +34,7 @@ class Admin {
   absl::StatusOr<v1::RestoreResponse> Restore(std::uint64_t sequence);
   absl::Status Evict(std::uint64_t sequence);
   absl::StatusOr<v1::DrainResponse> Drain(std::uint64_t limit_ms);
+  absl::StatusOr<v1::ReloadResponse> Reload();
 
  private:
   Admin(Door door, std::chrono::seconds patience, const std::shared_ptr<grpc::Channel>& channel)

@@ -1,8 +1,10 @@
 #include "client/tools/worker_process.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -15,6 +17,10 @@
 #include "daemon/base/strings.h"
 
 namespace tessera::cli {
+
+namespace {
+constexpr int kExitLimitMs = 5000;
+}  // namespace
 
 absl::StatusOr<std::unique_ptr<WorkerProcess>> WorkerProcess::Start(std::vector<std::string> args) {
   // A socket pair, not two pipes: writing to a dead process then gives an error, not SIGPIPE.
@@ -47,7 +53,12 @@ absl::StatusOr<std::unique_ptr<WorkerProcess>> WorkerProcess::Start(std::vector<
 WorkerProcess::~WorkerProcess() {
   ::close(socket_);
   if (reaped_) return;
-  ::kill(pid_, SIGTERM);
+  // The process exits at the end of its stdin, after it has detached. A signal that arrives before
+  // would make the daemon count its session as lost.
+  const int pidfd = static_cast<int>(::syscall(SYS_pidfd_open, pid_, 0));
+  pollfd ended = {pidfd, POLLIN, 0};
+  if (pidfd < 0 || ::poll(&ended, 1, kExitLimitMs) != 1) ::kill(pid_, SIGTERM);
+  if (pidfd >= 0) ::close(pidfd);
   ::waitpid(pid_, nullptr, 0);
 }
 

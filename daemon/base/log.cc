@@ -183,7 +183,12 @@ Logger::Logger(const LogOptions& options)
 
 Logger::~Logger() = default;
 
-void Logger::Write(LogLevel level, std::string_view event, std::initializer_list<LogField> fields) {
+void Logger::set_level(LogLevel level) {
+  level_.store(level, std::memory_order_relaxed);
+  logger_->set_level(RowOf(level).spdlog_level);
+}
+
+void Logger::Write(LogLevel level, std::string_view event, std::span<const LogField> fields) {
   std::string line;
   if (format_ == LogFormat::kJson) {
     AppendQuoted(line, event);

@@ -10,12 +10,14 @@
 // than kMaxLoggedString are cut and marked as cut.
 #pragma once
 
+#include <atomic>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <initializer_list>
 #include <memory>
+#include <span>
 #include <string_view>
 #include <variant>
 
@@ -82,17 +84,23 @@ class Logger {
   Logger(const Logger&) = delete;
   Logger& operator=(const Logger&) = delete;
 
-  bool Enabled(LogLevel level) const { return level >= level_ && level < LogLevel::kOff; }
+  bool Enabled(LogLevel level) const {
+    return level >= level_.load(std::memory_order_relaxed) && level < LogLevel::kOff;
+  }
+  void set_level(LogLevel level);
 
   // Costs one comparison if `level` is not enabled.
   void Log(LogLevel level, std::string_view event, std::initializer_list<LogField> fields = {}) {
+    if (Enabled(level)) Write(level, event, {fields.begin(), fields.size()});
+  }
+  void Log(LogLevel level, std::string_view event, std::span<const LogField> fields) {
     if (Enabled(level)) Write(level, event, fields);
   }
 
  private:
-  void Write(LogLevel level, std::string_view event, std::initializer_list<LogField> fields);
+  void Write(LogLevel level, std::string_view event, std::span<const LogField> fields);
 
-  const LogLevel level_;
+  std::atomic<LogLevel> level_;
   const LogFormat format_;
   const std::unique_ptr<spdlog::logger> logger_;
 };

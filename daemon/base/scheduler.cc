@@ -53,14 +53,14 @@ std::size_t Index(JobPriority priority) { return static_cast<std::size_t>(priori
 absl::StatusOr<std::unique_ptr<ThreadScheduler>> ThreadScheduler::Create(const Options& options) {
   if (options.threads == 0) return absl::InvalidArgumentError("0 threads: at least 1 is needed");
   if (absl::Status status = CheckCpus(options.cpus); !status.ok()) return status;
-  std::unique_ptr<ThreadScheduler> scheduler(new ThreadScheduler(options.threads));
+  std::unique_ptr<ThreadScheduler> scheduler(new ThreadScheduler(options));
   if (absl::Status status = scheduler->Pin(options.cpus); !status.ok()) return status;
   return scheduler;
 }
 
-ThreadScheduler::ThreadScheduler(std::uint32_t threads)
-    : max_long_jobs_(std::max(threads, std::uint32_t{2}) - 1) {
-  for (std::uint32_t i = 0; i < threads; ++i) threads_.emplace_back([this] { Run(); });
+ThreadScheduler::ThreadScheduler(const Options& options)
+    : pulse_(options.pulse), max_long_jobs_(std::max(options.threads, std::uint32_t{2}) - 1) {
+  for (std::uint32_t i = 0; i < options.threads; ++i) threads_.emplace_back([this] { Run(); });
 }
 
 absl::Status ThreadScheduler::Pin(const std::vector<std::uint32_t>& cpus) {
@@ -84,6 +84,7 @@ ThreadScheduler::~ThreadScheduler() {
   while (dropped.Pop().has_value()) {
   }
   for (std::thread& thread : threads_) thread.join();
+  if (pulse_ != nullptr) pulse_->End();
 }
 
 void ThreadScheduler::Submit(JobSpec spec, Job job) {
@@ -120,12 +121,17 @@ JobPriority ThreadScheduler::LeastUrgentAllowed() const {
 std::optional<FairQueue::Entry> ThreadScheduler::Take() {
   MutexLock lock(mutex_);
   while (!stopping_) {
+    if (pulse_ != nullptr) pulse_->Beat();
     if (std::optional<FairQueue::Entry> entry = queue_.Pop(LeastUrgentAllowed());
         entry.has_value()) {
       ++running_[Index(entry->spec.priority)];
       return entry;
     }
-    work_.Wait(mutex_);
+    if (pulse_ == nullptr) {
+      work_.Wait(mutex_);
+    } else {
+      (void)work_.WaitUntil(mutex_, SystemClock().Now() + kHeartbeatInterval);
+    }
   }
   return std::nullopt;
 }

@@ -13,6 +13,7 @@
 #include "absl/status/statusor.h"
 #include "daemon/base/clock.h"
 #include "daemon/base/fair_queue.h"
+#include "daemon/base/heartbeat.h"
 #include "daemon/base/mutex.h"
 
 namespace tessera {
@@ -51,6 +52,9 @@ class ThreadScheduler final : public Scheduler {
     std::uint32_t threads = 1;
     // CPUs that every thread may run on; empty: those of the process.
     std::vector<std::uint32_t> cpus{};
+    // Beats whenever a thread looks for a job, so it falls silent when none of them comes back from
+    // its job. Null: none, and idle threads sleep without a timeout. Outlives the scheduler.
+    Heartbeats::Pulse* pulse = nullptr;
   };
   // INVALID_ARGUMENT names a CPU that does not exist, is offline or is denied to this process.
   static absl::StatusOr<std::unique_ptr<ThreadScheduler>> Create(const Options& options);
@@ -60,7 +64,7 @@ class ThreadScheduler final : public Scheduler {
   Load load() const override;
 
  private:
-  explicit ThreadScheduler(std::uint32_t threads);
+  explicit ThreadScheduler(const Options& options);
   absl::Status Pin(const std::vector<std::uint32_t>& cpus);
   void Run();
   // Waits for a job that may run now; nullopt when stopping.
@@ -69,6 +73,7 @@ class ThreadScheduler final : public Scheduler {
   // The least urgent priority that one more thread may run a job of.
   JobPriority LeastUrgentAllowed() const TESSERA_REQUIRES(mutex_);
 
+  Heartbeats::Pulse* const pulse_;
   const std::uint32_t max_long_jobs_;  // seal and pressure jobs that may run at a time
   mutable Mutex mutex_;
   CondVar work_;

@@ -78,6 +78,7 @@ struct Config {
   std::uint32_t pressure_low_percent = 80;
   std::chrono::milliseconds pin_limit{2000};
   std::chrono::milliseconds drain_limit{10000};
+  std::chrono::milliseconds slow_call{1000};  // 0: none
 
   LogLevel log_level = LogLevel::kInfo;
   LogFormat log_format = LogFormat::kText;

@@ -124,6 +124,7 @@ absl::StatusOr<Config> FromMessage(const DaemonConfig& message) {
   set(message.has_compactor_linger_ms(), message.compactor_linger_ms(), config.compactor_linger);
   set(message.has_pin_limit_ms(), message.pin_limit_ms(), config.pin_limit);
   set(message.has_drain_limit_ms(), message.drain_limit_ms(), config.drain_limit);
+  set(message.has_slow_call_ms(), message.slow_call_ms(), config.slow_call);
 
   if (message.tenants_size() > 0) config.tenants.clear();
   for (const TenantConfig& tenant : message.tenants()) {
@@ -165,6 +166,7 @@ DaemonConfig ToMessage(const Config& config) {
   message.set_compactor_linger_ms(static_cast<std::uint32_t>(config.compactor_linger.count()));
   message.set_pin_limit_ms(static_cast<std::uint32_t>(config.pin_limit.count()));
   message.set_drain_limit_ms(static_cast<std::uint32_t>(config.drain_limit.count()));
+  message.set_slow_call_ms(static_cast<std::uint32_t>(config.slow_call.count()));
   message.set_log_level(std::string(LogLevelName(config.log_level)));
   message.set_log_format(std::string(LogFormatName(config.log_format)));
   for (const Tenant& tenant : config.tenants) {

@@ -30,7 +30,7 @@ struct FlagRow {
 };
 
 // One row per field of DaemonConfig except `tenants`. The message defines the types.
-constexpr std::array<FlagRow, 33> kRows = {{
+constexpr std::array<FlagRow, 34> kRows = {{
     {"listen", "ADDRESS", "listen",
      "Address to listen on: unix:PATH or HOST:PORT. {uuid} in PATH is the UUID of the device. "
      "Repeat "
@@ -91,6 +91,8 @@ constexpr std::array<FlagRow, 33> kRows = {{
     {"pin-limit-ms", "MS", "pin_limit_ms", "Time after which a reader's pin is revoked."},
     {"drain-limit-ms", "MS", "drain_limit_ms",
      "Time that a draining daemon waits for its sessions to end."},
+    {"slow-call-ms", "MS", "slow_call_ms",
+     "Time above which a call is logged as slow. 0: no call is."},
     {"log-level", "LEVEL", "log_level",
      "Least severe level to log: debug, info, warning, error or off."},
     {"log-format", "FORMAT", "log_format", "Format of the log on stderr: text or json."},

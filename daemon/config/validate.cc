@@ -238,6 +238,7 @@ std::vector<absl::Status> FindProblems(const Config& config, const DeviceMemory&
       CheckRange("compactor_linger_ms", milliseconds(config.compactor_linger), kCompactorLingerMs),
       CheckRange("pin_limit_ms", milliseconds(config.pin_limit), kPinLimitMs),
       CheckRange("drain_limit_ms", milliseconds(config.drain_limit), kDrainLimitMs),
+      CheckRange("slow_call_ms", milliseconds(config.slow_call), kSlowCallMs),
       config.pool_extent_bytes > 0 ? CheckPool(config, memory) : absl::OkStatus(),
       CheckTenants(config),
   };

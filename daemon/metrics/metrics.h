@@ -21,15 +21,14 @@
 namespace tessera::metrics {
 
 enum class SessionEnd : std::uint8_t {
-  kClosed,   // the worker ended its stream
+  kClosed,   // the worker left
   kLost,     // the connection broke: the worker or the network failed
   kRefused,  // the worker broke the protocol
-  kEvicted,  // an operator ended it
   kDrained,  // the daemon drained or stopped
 };
 template <>
-inline constexpr std::array<std::string_view, 5> kLabelValues<SessionEnd> = {
-    "closed", "lost", "refused", "evicted", "drained"};
+inline constexpr std::array<std::string_view, 4> kLabelValues<SessionEnd> = {"closed", "lost",
+                                                                             "refused", "drained"};
 
 // What an operator expects of a call. Each class has one latency histogram per service.
 enum class RpcClass : std::uint8_t {

@@ -17,6 +17,8 @@ std::vector<DescriptionView> AllMetrics() {
       kPinsRevokedTotal.view(),
       kPrefixMatchTokensTotal.view(),
       kBuildInfo.view(),
+      kConfigLastReloadSuccessful.view(),
+      kConfigLastReloadSuccessTimestampSeconds.view(),
       kReady.view(),
       kDraining.view(),
       kDeviceHealthy.view(),

@@ -78,6 +78,16 @@ inline constexpr Description<3> kBuildInfo = {
     "Always 1; the labels hold the version, the device and the kernels.",
     Kind::kGauge,
     {"version", "device", "isa"}};
+inline constexpr Description<0> kConfigLastReloadSuccessful = {
+    "tessera_config_last_reload_successful",
+    "1 if the last reload of the configuration succeeded, or if there was none; else 0.",
+    Kind::kGauge,
+    {}};
+inline constexpr Description<0> kConfigLastReloadSuccessTimestampSeconds = {
+    "tessera_config_last_reload_success_timestamp_seconds",
+    "When the configuration was last loaded with success, in seconds since 1970.",
+    Kind::kGauge,
+    {}};
 inline constexpr Description<0> kReady = {
     "tessera_ready", "1 while the daemon accepts sessions, else 0.", Kind::kGauge, {}};
 inline constexpr Description<0> kDraining = {

@@ -53,9 +53,10 @@ absl::StatusOr<Charge> Account::Reserve(MemoryTag tag, std::uint64_t bytes) {
 
 absl::Status Account::Take(MemoryTag tag, std::uint64_t bytes) {
   // Never exceed the limit, even briefly: an oversized request would make requests fail that fit.
+  const std::uint64_t limit = limit_bytes();
   std::uint64_t before = used_.load(std::memory_order_relaxed);
   do {
-    if (limit_bytes_ != 0 && (bytes > limit_bytes_ || before > limit_bytes_ - bytes)) {
+    if (limit != 0 && (bytes > limit || before > limit - bytes)) {
       return Refuse(tag, bytes, before);
     }
   } while (!used_.compare_exchange_weak(before, before + bytes, std::memory_order_relaxed));
@@ -77,12 +78,13 @@ absl::Status Account::Refuse(MemoryTag tag, std::uint64_t bytes, std::uint64_t u
   if (PressureHandler* const handler = handler_.load(std::memory_order_acquire)) {
     handler->Pressed(*this, bytes);
   }
+  const std::uint64_t limit = limit_bytes();
   absl::Status status = absl::ResourceExhaustedError(
       Concat(name_, ": ", FormatBytes(bytes), " requested for ", TagName(tag), ", ",
-             FormatBytes(used), " used of a limit of ", FormatBytes(limit_bytes_),
+             FormatBytes(used), " used of a limit of ", FormatBytes(limit),
              "; free sequences and retry, or raise the limit"));
   status.SetPayload(kShortage, absl::Cord(Concat(static_cast<int>(tag), " ", bytes, " ", used, " ",
-                                                 limit_bytes_, " ", name_)));
+                                                 limit, " ", name_)));
   return WithCause(std::move(status), cause_);
 }
 

@@ -73,15 +73,18 @@ class Account {
   absl::StatusOr<Charge> Reserve(MemoryTag tag, std::uint64_t bytes);
 
   // From now on `handler` is notified of every request that is refused or leaves at least
-  // `high_bytes` used. It must outlive the account or be removed with null. Call before other
-  // threads use the account.
+  // `high_bytes` used. It must outlive the account or be removed with null.
   void Watch(PressureHandler* handler, std::uint64_t high_bytes) {
     high_bytes_.store(high_bytes, std::memory_order_relaxed);
     handler_.store(handler, std::memory_order_release);
   }
 
   const std::string& name() const { return name_; }
-  std::uint64_t limit_bytes() const { return limit_bytes_; }
+  std::uint64_t limit_bytes() const { return limit_bytes_.load(std::memory_order_relaxed); }
+  // Charges beyond a smaller limit stay; further ones are refused until enough is returned.
+  void SetLimit(std::uint64_t limit_bytes) {
+    limit_bytes_.store(limit_bytes, std::memory_order_relaxed);
+  }
   std::uint64_t used_bytes() const { return used_.load(std::memory_order_relaxed); }
   std::uint64_t used_bytes(MemoryTag tag) const {
     return by_tag_[static_cast<std::size_t>(tag)].load(std::memory_order_relaxed);
@@ -95,7 +98,7 @@ class Account {
   absl::Status Refuse(MemoryTag tag, std::uint64_t bytes, std::uint64_t used) const;
 
   const std::string name_;
-  const std::uint64_t limit_bytes_;
+  std::atomic<std::uint64_t> limit_bytes_;
   Account* const parent_;
   const ErrorCause cause_;  // of a refusal
   // Whenever no call is in progress: used_ == sum of by_tag_ == sum of live Charges.

@@ -71,7 +71,8 @@ Relief OffloadIdle::RelievePressure(cache::Tenant& tenant, const Need& need) {
                      FormatBytes(options_.tier->limit_bytes()));
         } else if (shortage->tag == pool::MemoryTag::kOffloaded) {
           const pool::Account& own = tenant.offloaded();
-          full = own.limit_bytes() - own.used_bytes() < own.limit_bytes() / 64;
+          // A reload may have made the limit smaller than what is used.
+          full = own.used_bytes() > own.limit_bytes() - own.limit_bytes() / 64;
           relief.hindrance =
               Concat("the tenant's share of the host tier is full: ", FormatBytes(own.used_bytes()),
                      " of ", FormatBytes(own.limit_bytes()));

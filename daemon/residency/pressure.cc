@@ -7,6 +7,7 @@
 #include "daemon/base/check.h"
 #include "daemon/base/error_cause.h"
 #include "daemon/base/strings.h"
+#include "daemon/config/limits.h"
 
 namespace tessera::residency {
 
@@ -44,9 +45,9 @@ std::string_view OutcomeName(Outcome outcome) {
 
 Pressure::Pressure(Options options)
     : options_(std::move(options)),
-      waiting_(options_.node->tenants().size()),
-      refusals_(options_.node->tenants().size()),
-      refusal_limits_(options_.node->tenants().size()) {
+      waiting_(config::kTenants.max),
+      refusals_(config::kTenants.max),
+      refusal_limits_(config::kTenants.max) {
   TESSERA_CHECK(options_.low_percent <= options_.high_percent,
                 "low_percent must not exceed high_percent");
   counters_.rungs = decltype(counters_.rungs)(options_.ladder.size());
@@ -54,9 +55,16 @@ Pressure::Pressure(Options options)
   // Extents are charged in full however much of them is used, so only a refusal is informative.
   node.account().Watch(this, ~std::uint64_t{0});
   node.objects().Watch(this, Percent(node.options().memory_bytes, options_.high_percent));
-  for (const std::unique_ptr<cache::Tenant>& tenant : node.tenants()) {
-    if (tenant->account().limit_bytes() == 0) continue;
-    tenant->account().Watch(this, Percent(tenant->account().limit_bytes(), options_.high_percent));
+  WatchTenants();
+}
+
+void Pressure::WatchTenants() {
+  for (const std::unique_ptr<cache::Tenant>& tenant : options_.node->tenants()) {
+    pool::Account& account = tenant->account();
+    if (account.limit_bytes() == 0) continue;
+    const std::uint64_t high = Percent(account.limit_bytes(), options_.high_percent);
+    account.Watch(this, high);
+    if (account.used_bytes() >= high) Pressed(account, 0);
   }
 }
 
@@ -89,7 +97,7 @@ std::vector<Pressure::Payers> Pressure::PayersOf(cache::Tenant* asker, std::uint
   bool asker_above = false;
   for (const std::unique_ptr<cache::Tenant>& tenant : options_.node->tenants()) {
     const std::uint64_t used = tenant->account().used_bytes();
-    const std::uint64_t soft = tenant->options().soft_limit_bytes;
+    const std::uint64_t soft = tenant->soft_limit_bytes();
     all.push_back({tenant.get(), used});
     const std::uint64_t wants = used + (tenant.get() == asker ? asked : 0);
     if (soft == 0 || wants <= soft) continue;
@@ -234,8 +242,8 @@ absl::Status Pressure::RetryWhenPoolFull(cache::Tenant& tenant,
   const Clock::TimePoint overdue = begun + options_.patience / 2;
   const Clock::TimePoint until = begun + options_.patience;
   std::atomic<std::uint32_t>& waiting = waiting_[tenant.options().id.value() - 1];
-  const bool waits =
-      waiting.fetch_add(1) < std::max<std::uint32_t>(1, kMostWaiting / waiting_.size());
+  const bool waits = waiting.fetch_add(1) <
+                     std::max<std::uint32_t>(1, kMostWaiting / options_.node->tenants().size());
   std::uint64_t found = 0;
   Climb climb;
   // One call per tenant at a time: two calls that need more than half of the pool each would

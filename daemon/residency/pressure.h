@@ -66,6 +66,10 @@ class Pressure final : public pool::PressureHandler {
 
   void Pressed(const pool::Account& account, std::uint64_t missing) override;
 
+  // Watches the accounts of all tenants, at watermarks of their present limits. Call it again when
+  // tenants were added or limits changed. Thread-safe.
+  void WatchTenants();
+
   // Runs `act` for the tenant, and retries it while it fails for lack of pool memory and memory can
   // be found. Retries are bounded in number and time, and stop when `gone` returns true. The final
   // error says what was tried and what would help. `act` must change nothing when it fails. Both

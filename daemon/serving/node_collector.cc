@@ -104,7 +104,7 @@ void NodeCollector::CollectTenant(cache::Tenant& tenant, metrics::Visitor& visit
   const pool::Account& account = tenant.account();
   const std::uint64_t used = account.used_bytes();
   visitor.Add(metrics::kTenantUsedBytes, used, name);
-  visitor.Add(metrics::kTenantSoftLimitBytes, tenant.options().soft_limit_bytes, name);
+  visitor.Add(metrics::kTenantSoftLimitBytes, tenant.soft_limit_bytes(), name);
   visitor.Add(metrics::kTenantHardLimitBytes, account.limit_bytes(), name);
   std::uint64_t reported = 0;
   for (const pool::MemoryTag tag : kReportedTags) {

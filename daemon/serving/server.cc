@@ -3,6 +3,7 @@
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/health_check_service_interface.h>
 #include <grpcpp/server_builder.h>
+#include <grpcpp/server_posix.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -20,6 +21,9 @@
 namespace tessera::serving {
 
 namespace {
+// Time for freeing the memory of sessions that the end of a drain has ended.
+constexpr std::chrono::seconds kFreeLimit{1};
+
 // Runs `work` on its own thread. A session has at most one such thread, which ends before its
 // stream.
 void RunOnThread(const std::function<void()>& work) {
@@ -70,7 +74,10 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Create(Services& services, const
 }
 
 Server::Server(Services& services, const Options& options)
-    : services_(services), options_(options), connections_(services) {}
+    : services_(services),
+      options_(options),
+      unix_peers_(options.unix_peers),
+      connections_(services) {}
 
 Server::~Server() {
   Drain(Clock::Duration::zero());
@@ -117,7 +124,7 @@ absl::Status Server::StartGrpc() {
                     .descriptor_socket = descriptor_socket,
                     .aside = RunOnThread,
                     .rpc = &services_.metrics->Rpc(kWorkerServiceName, "Attach")});
-  admin_service_ = std::make_unique<AdminService>(services_, connections_, drain_request_);
+  admin_service_ = std::make_unique<AdminService>(services_, connections_, admin_actions_);
   health_service_ = std::make_unique<HealthService>(services_);
 
   grpc::EnableDefaultHealthCheckService(true);
@@ -129,7 +136,7 @@ absl::Status Server::StartGrpc() {
   builder.SetMaxSendMessageSize(static_cast<int>(services_.max_message_bytes));
   tcp_ports_.assign(options_.tcp_endpoints.size(), 0);
   for (const UnixEndpoint& door : options_.unix_endpoints) {
-    if (absl::Status status = AcceptOn(door, builder); !status.ok()) return status;
+    if (absl::Status status = AcceptOn(door); !status.ok()) return status;
   }
   for (std::size_t i = 0; i < options_.tcp_endpoints.size(); ++i) {
     builder.AddListeningPort(options_.tcp_endpoints[i], *tcp, &tcp_ports_[i]);
@@ -159,22 +166,17 @@ absl::Status Server::StartGrpc() {
   return absl::OkStatus();
 }
 
-absl::Status Server::AcceptOn(const UnixEndpoint& door, grpc::ServerBuilder& builder) {
-  using Connection = grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters;
-  std::shared_ptr<grpc::experimental::ExternalConnectionAcceptor> handler =
-      builder.experimental().AddExternalConnectionAcceptor(
-          grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD,
-          grpc::InsecureServerCredentials());
+// gRPC names the peer of such a connection by its descriptor, so a call can find the credentials of
+// the process that made it (call/peer.h).
+absl::Status Server::AcceptOn(const UnixEndpoint& door) {
   absl::StatusOr<std::unique_ptr<UnixAcceptor>> acceptor =
       UnixAcceptor::Listen({.path = door.path,
                             .mode = door.mode,
-                            .peers = door.peers,
+                            .peers = &unix_peers_,
                             .logger = services_.logger,
                             .clock = services_.clock,
-                            .take = [handler](Fd socket) {
-                              Connection connection;
-                              connection.fd = socket.Release();
-                              handler->HandleNewConnection(&connection);
+                            .take = [this](Fd socket) {
+                              grpc::AddInsecureChannelFromFd(grpc_.get(), socket.Release());
                             }});
   if (!acceptor.ok()) {
     return absl::UnavailableError(Concat("cannot listen on unix:", door.path, ": ",
@@ -198,7 +200,7 @@ std::vector<std::string> Server::addresses() const {
 absl::Status Server::Start() {
   for (const UnixEndpoint& door : options_.unix_endpoints) {
     const std::string path = DescriptorPath(door.path);
-    if (absl::Status status = watcher_->Listen(path, door.mode, door.peers); !status.ok())
+    if (absl::Status status = watcher_->Listen(path, door.mode, unix_peers_); !status.ok())
       return status;
     bound_.push_back(path);
   }
@@ -257,6 +259,11 @@ void Server::EndSessions(Clock::Duration limit) {
   connections_.WaitUntilNone(deadline);
   connections_.EndAll(metrics::SessionEnd::kDrained,
                       absl::UnavailableError("the daemon is stopping; reattach when it is back"));
+  // Before the scheduler stops, which drops waiting jobs: each of these logs the end of a session.
+  if (const std::size_t left = connections_.WaitUntilFreed(services_.clock->Now() + kFreeLimit)) {
+    services_.logger->Log(LogLevel::kWarning, "sessions not freed before the end",
+                          {{"sessions", left}});
+  }
   // All streams have ended. The remaining calls give up when they see `stopping`.
   services_.stopping.store(true);
   acceptors_.clear();  // no more connections for gRPC

@@ -13,6 +13,7 @@
 
 #include "absl/status/statusor.h"
 #include "daemon/base/mutex.h"
+#include "daemon/base/published.h"
 #include "daemon/base/strings.h"
 #include "daemon/config/address.h"
 #include "daemon/http/server.h"
@@ -38,10 +39,10 @@ class Server {
   struct UnixEndpoint {
     std::string path;
     unsigned mode;
-    PeerRules peers;
   };
   struct Options {
     std::vector<UnixEndpoint> unix_endpoints;
+    PeerRules unix_peers;                          // for all of them
     std::vector<std::string> tcp_endpoints;        // "host:port"
     TlsFiles tls;                                  // for tcp_endpoints
     std::optional<config::HostPort> http_address;  // of metrics and health; nullopt: none
@@ -79,20 +80,24 @@ class Server {
   std::vector<std::string> addresses() const;
   std::uint16_t http_port() const { return http_ == nullptr ? 0 : http_->port(); }
 
-  // Sets the callback of the Drain RPC. It receives the limit in milliseconds; 0: the default.
-  void set_on_drain_request(std::function<void(std::uint64_t)> request) {
-    drain_request_ = std::move(request);
-  }
+  // What a reload changes. Connections that exist go on. Thread-safe.
+  void SetUnixPeers(PeerRules peers) { unix_peers_.Set(std::move(peers)); }
+  // Adapts limits that depend on the number of tenants. Call it after Start. Thread-safe.
+  void TenantsChanged() { worker_service_->TenantsChanged(); }
+
+  // Sets the actions of the operator's calls. Call it before Start.
+  void set_admin_actions(AdminService::Actions actions) { admin_actions_ = std::move(actions); }
 
  private:
   Server(Services& services, const Options& options);
   absl::Status LockPaths();
   absl::Status StartGrpc();
-  absl::Status AcceptOn(const UnixEndpoint& door, grpc::ServerBuilder& builder);
+  absl::Status AcceptOn(const UnixEndpoint& door);
   void EndSessions(Clock::Duration limit);
 
   Services& services_;
   const Options options_;
+  Published<PeerRules> unix_peers_;
   std::vector<LockFile> locks_;
   std::vector<std::string> bound_;  // Unix socket paths to unlink
   Connections connections_;
@@ -102,7 +107,7 @@ class Server {
   metrics::Metrics::Registration process_registration_;
   metrics::Metrics::Registration registration_;
   std::unique_ptr<http::Server> http_;
-  std::function<void(std::uint64_t)> drain_request_;
+  AdminService::Actions admin_actions_;
   std::unique_ptr<WorkerService> worker_service_;
   std::unique_ptr<AdminService> admin_service_;
   std::unique_ptr<HealthService> health_service_;

@@ -28,8 +28,11 @@ absl::Status Refuse(std::string_view field, const std::string& file, std::string
              reason == nullptr ? "" : reason, reason == nullptr ? "" : ")"));
 }
 
-// Checks the files at start: gRPC would only fail at the first handshake.
-absl::Status Check(const TlsFiles& files) {
+}  // namespace
+
+// gRPC would only fail at the first handshake.
+absl::Status CheckTls(const TlsFiles& files) {
+  if (files.certificate.empty()) return absl::OkStatus();
   const std::unique_ptr<SSL_CTX, decltype(&SSL_CTX_free)> context(SSL_CTX_new(TLS_server_method()),
                                                                   &SSL_CTX_free);
   if (context == nullptr) return absl::InternalError("OpenSSL cannot create a context");
@@ -51,11 +54,9 @@ absl::Status Check(const TlsFiles& files) {
   return absl::OkStatus();
 }
 
-}  // namespace
-
 absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> TcpCredentials(const TlsFiles& files) {
   if (files.certificate.empty()) return grpc::InsecureServerCredentials();
-  if (absl::Status status = Check(files); !status.ok()) return status;
+  if (absl::Status status = CheckTls(files); !status.ok()) return status;
   using Watcher = grpc::experimental::FileWatcherCertificateProvider;
   const auto provider =
       files.client_ca.empty()

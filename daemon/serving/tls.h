@@ -18,9 +18,12 @@ struct TlsFiles {
   std::string client_ca;    // issuers of client certificates; empty: clients need none
 };
 
+// INVALID_ARGUMENT names a file that cannot be read, has the wrong content, or does not match the
+// other one. OK without a certificate.
+absl::Status CheckTls(const TlsFiles& files);
+
 // Returns the credentials for TCP addresses, without TLS if there is no certificate. New
-// connections use replaced files within seconds. INVALID_ARGUMENT names a file that cannot be read,
-// has the wrong content, or does not match the other one.
+// connections use replaced files within seconds. Errors are those of CheckTls.
 absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> TcpCredentials(const TlsFiles& files);
 
 // The end of validity of the first certificate in a PEM file, in seconds since 1970. It is the file

@@ -214,10 +214,15 @@ def process():
                     "{{node}} {{instance}}"), width=6),
         stat("Certificate expires in", "No line: TLS is not configured.",
              Query(f"min(tessera_tls_certificate_expiry_timestamp_seconds{{{DAEMONS}}}) - time()"),
-             unit="dtdurations", width=12),
+             unit="dtdurations", width=6),
+        stat("Last reload", "1: the daemon accepted its newest configuration.",
+             Query(f"min(tessera_config_last_reload_successful{{{DAEMONS}}})"), width=6),
+        stat("Time since the last reload", "Since the newest configuration that was accepted.",
+             Query("time() - max(tessera_config_last_reload_success_timestamp_seconds"
+                   f"{{{DAEMONS}}})"), unit="dtdurations", width=6),
         stat("Build", "Version, device and kernels.",
              Query(f"tessera_build_info{{{DAEMONS}}}", "{{version}} {{device}} {{isa}}"),
-             text="name", width=12),
+             text="name", width=6),
     )
 
 

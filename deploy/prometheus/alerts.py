@@ -107,6 +107,10 @@ ALERTS = (
           f"The TLS certificate of {WHERE} expires in {{{{ $value | humanizeDuration }}}}.",
           "Workers on other machines cannot connect once it has expired. The daemon reads a "
           "renewed file by itself."),
+    Alert("TesseraReloadFailed", "warning", "1m",
+          "tessera_config_last_reload_successful == 0",
+          f"The daemon at {WHERE} refused its new configuration.",
+          "The daemon works with the configuration that it had before. Its log names the field."),
     Alert("TesseraTooManySeries", "info", "15m",
           f"scrape_samples_post_metric_relabeling{TESSERA_JOBS} > 8000",
           f"A scrape of {WHERE} has {{{{ $value }}}} samples.",

@@ -39,6 +39,26 @@ grpc::Status RawWorker::Leave() {
   return AwaitEnd();
 }
 
+grpc::Status RawWorker::GreetAgain() {
+  v1::AttachRequest request;
+  *request.mutable_hello() = GoodHello();
+  stream_->Write(request);
+  return AwaitEnd();
+}
+
+void RawWorker::LeaveAndBreak() {
+  v1::AttachRequest request;
+  request.mutable_leave();
+  // Returns when the message has been passed to the kernel.
+  stream_->Write(request, grpc::WriteOptions().set_write_through());
+  Break();
+}
+
+void RawWorker::Break() {
+  context_->TryCancel();
+  AwaitEnd();
+}
+
 grpc::Status RawWorker::AwaitEnd() {
   v1::AttachResponse ignored;
   while (stream_->Read(&ignored)) {

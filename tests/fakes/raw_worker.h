@@ -31,8 +31,14 @@ class RawWorker {
   grpc::Status Attach(const v1::Hello& hello = GoodHello());
   const v1::Welcome& welcome() const { return welcome_; }
   const v1::SessionKey& key() const { return welcome_.session(); }
+  // Sends Hello once more, which is not allowed, and returns the stream's final status.
+  grpc::Status GreetAgain();
   // Closes the stream and returns its final status.
   grpc::Status Leave();
+  // Sends Leave and breaks the stream at once, as a process that exits does. Waits for its end.
+  void LeaveAndBreak();
+  // Breaks the stream without a word.
+  void Break();
   // Waits until the daemon ends the stream, and returns the final status.
   grpc::Status AwaitEnd();
 

@@ -16,47 +16,100 @@ Node::Node(const Options& options)
       account_("node", options.memory_bytes, nullptr, ErrorCause::kPoolFull),
       host_rows_("rows in host memory", options.raw_copy_bytes, nullptr, ErrorCause::kHostMemory),
       objects_("objects of all tenants", 0),
-      host_tier_(options.host_tier_bytes),
-      sessions_(options.tenants.size()) {}
+      host_tier_(options.host_tier_bytes) {}
 
 absl::StatusOr<std::unique_ptr<Node>> Node::Create(const Options& options) {
   std::unique_ptr<Node> node(new Node(options));
-  for (const TenantOptions& configured : options.tenants) {
-    Tenant::Options tenant = options.tenant_template;
-    tenant.id = TenantId(node->tenants_.size() + 1);
-    tenant.name = configured.name;
-    tenant.token = configured.token;
-    tenant.hard_limit_bytes = configured.hard_limit_bytes;
-    tenant.soft_limit_bytes = configured.soft_limit_bytes;
-    tenant.objects = &node->objects_;
-    tenant.host_tier = &node->host_tier_;
-    // Equal shares, so that one tenant's idle sequences cannot crowd out another's.
-    tenant.host_tier_bytes = options.host_tier_bytes / options.tenants.size();
-    tenant.instance = node->instance_;
-    tenant.node = &node->account_;
-    tenant.host_rows = &node->host_rows_;
-    tenant.host_rows_bytes = options.raw_copy_bytes / options.tenants.size();
-    tenant.device = options.device;
-    tenant.directory_memory = &node->directory_memory_;
-    // Reserve address space for all memory the node may hold, in whole extents.
-    const std::uint64_t extents = std::min<std::uint64_t>(
-        options.memory_bytes / tenant.pool_extent_bytes + 1, shm::kMaxPoolExtents);
-    tenant.pool_limit_bytes = extents * tenant.pool_extent_bytes;
-    absl::StatusOr<std::unique_ptr<Tenant>> created = Tenant::Create(tenant);
-    if (!created.ok()) {
-      return absl::Status(created.status().code(),
-                          Concat("tenant ", configured.name, ": ", created.status().message()));
-    }
-    node->tenants_.push_back(*std::move(created));
-  }
+  if (absl::Status status = node->SetTenants(options.tenants); !status.ok()) return status;
   return node;
+}
+
+absl::StatusOr<std::unique_ptr<Tenant>> Node::NewTenant(std::size_t index,
+                                                        const TenantOptions& options) {
+  Tenant::Options tenant = options_.tenant_template;
+  tenant.id = TenantId(index + 1);
+  tenant.name = options.name;
+  tenant.hard_limit_bytes = options.hard_limit_bytes;
+  tenant.objects = &objects_;
+  tenant.host_tier = &host_tier_;
+  tenant.instance = instance_;
+  tenant.node = &account_;
+  tenant.host_rows = &host_rows_;
+  tenant.device = options_.device;
+  tenant.directory_memory = &directory_memory_;
+  // Reserve address space for all memory the node may hold, in whole extents.
+  const std::uint64_t extents = std::min<std::uint64_t>(
+      options_.memory_bytes / tenant.pool_extent_bytes + 1, shm::kMaxPoolExtents);
+  tenant.pool_limit_bytes = extents * tenant.pool_extent_bytes;
+  absl::StatusOr<std::unique_ptr<Tenant>> created = Tenant::Create(tenant);
+  if (created.ok()) return created;
+  return absl::Status(created.status().code(),
+                      Concat("tenant ", options.name, ": ", created.status().message()));
+}
+
+absl::Status Node::SetTenants(const std::vector<TenantOptions>& tenants) {
+  MutexLock set_lock(set_mutex_);
+  const std::size_t known = count_.load(std::memory_order_relaxed);
+  const auto is_new = [this](const TenantOptions& wanted) {
+    return TenantByName(wanted.name) == nullptr;
+  };
+  const auto count_new = std::count_if(tenants.begin(), tenants.end(), is_new);
+  if (known + static_cast<std::size_t>(count_new) > kMaxTenants) {
+    return absl::ResourceExhaustedError(
+        Concat(count_new, " tenants would be added to ", known, "; the limit is ", kMaxTenants,
+               " tenants, and removed ones count until the daemon restarts"));
+  }
+  std::vector<std::unique_ptr<Tenant>> added;
+  std::vector<Tenant*> found;  // of `tenants`, in its order
+  for (const TenantOptions& wanted : tenants) {
+    Tenant* tenant = TenantByName(wanted.name);
+    if (tenant == nullptr) {
+      absl::StatusOr<std::unique_ptr<Tenant>> created = NewTenant(known + added.size(), wanted);
+      if (!created.ok()) return created.status();
+      added.push_back(*std::move(created));
+      tenant = added.back().get();
+    }
+    found.push_back(tenant);
+  }
+  // Nothing fails from here on.
+  for (std::size_t i = 0; i < tenants.size(); ++i) {
+    // Equal shares, so that one tenant's idle sequences cannot crowd out another's.
+    found[i]->SetLimits({.soft_bytes = tenants[i].soft_limit_bytes,
+                         .hard_bytes = tenants[i].hard_limit_bytes,
+                         .host_rows_bytes = options_.raw_copy_bytes / tenants.size(),
+                         .host_tier_bytes = options_.host_tier_bytes / tenants.size()});
+  }
+  std::size_t next = known;
+  for (std::unique_ptr<Tenant>& tenant : added) tenants_[next++] = std::move(tenant);
+  count_.store(next, std::memory_order_release);
+  std::vector<Tenant*> idle;  // closed, and without a session
+  {
+    MutexLock lock(mutex_);
+    for (Entry& entry : entries_) entry.token.reset();
+    for (std::size_t i = 0; i < tenants.size(); ++i) EntryOf(*found[i]).token = tenants[i].token;
+    for (const std::unique_ptr<Tenant>& tenant : this->tenants()) {
+      const Entry& entry = EntryOf(*tenant);
+      if (!entry.open() && entry.sessions == 0) idle.push_back(tenant.get());
+    }
+  }
+  for (Tenant* tenant : idle) FreePrefixes(*tenant);
+  return absl::OkStatus();
+}
+
+void Node::FreePrefixes(Tenant& tenant) {
+  for (const PrefixStore::Description& prefix : tenant.prefixes().List()) {
+    (void)tenant.prefixes().Free(prefix.prefix->id());
+  }
 }
 
 absl::StatusOr<Tenant*> Node::TenantByToken(std::string_view token) const {
   Tenant* found = nullptr;
+  const std::span<const std::unique_ptr<Tenant>> tenants = this->tenants();
+  MutexLock lock(mutex_);
   // Compare every token, so that timing does not reveal which one matched.
-  for (const std::unique_ptr<Tenant>& tenant : tenants_) {
-    if (SecretsEqual(token, tenant->options().token)) found = tenant.get();
+  for (const std::unique_ptr<Tenant>& tenant : tenants) {
+    const Entry& entry = EntryOf(*tenant);
+    if (entry.open() && SecretsEqual(token, *entry.token)) found = tenant.get();
   }
   if (found == nullptr) {
     return absl::PermissionDeniedError(token.empty()
@@ -68,25 +121,40 @@ absl::StatusOr<Tenant*> Node::TenantByToken(std::string_view token) const {
 
 Tenant* Node::TenantOf(std::uint64_t id) const {
   const std::uint64_t index = id >> 48;
-  return index >= 1 && index <= tenants_.size() ? tenants_[index - 1].get() : nullptr;
+  const std::span<const std::unique_ptr<Tenant>> tenants = this->tenants();
+  return index >= 1 && index <= tenants.size() ? tenants[index - 1].get() : nullptr;
 }
 
 Tenant* Node::TenantByName(std::string_view name) const {
-  const auto it = std::find_if(tenants_.begin(), tenants_.end(),
+  const std::span<const std::unique_ptr<Tenant>> tenants = this->tenants();
+  const auto it = std::find_if(tenants.begin(), tenants.end(),
                                [&](const auto& tenant) { return tenant->name() == name; });
-  return it == tenants_.end() ? nullptr : it->get();
+  return it == tenants.end() ? nullptr : it->get();
+}
+
+std::uint32_t Node::SumOfSessions() const {
+  return std::accumulate(
+      entries_.begin(), entries_.end(), 0u,
+      [](std::uint32_t sum, const Entry& entry) { return sum + entry.sessions; });
 }
 
 absl::Status Node::AdmitSession(const Tenant& tenant) {
-  MutexLock lock(sessions_mutex_);
-  std::uint32_t& own = sessions_[tenant.options().id.value() - 1];
-  const std::uint32_t all = std::accumulate(sessions_.begin(), sessions_.end(), 0u);
+  MutexLock lock(mutex_);
+  Entry& own = EntryOf(tenant);
+  if (!own.open()) {
+    return absl::PermissionDeniedError(
+        Concat("tenant ", tenant.name(), " was removed from this daemon's configuration"));
+  }
+  const std::uint32_t all = SumOfSessions();
   // A tenant's first session uses the slot reserved for it.
-  const auto kept =
-      own == 0 ? 0u
-               : static_cast<std::uint32_t>(std::count(sessions_.begin(), sessions_.end(), 0u));
+  const auto kept = own.sessions == 0
+                        ? 0u
+                        : static_cast<std::uint32_t>(std::count_if(
+                              entries_.begin(), entries_.end(), [](const Entry& entry) {
+                                return entry.open() && entry.sessions == 0;
+                              }));
   if (all + kept < options_.max_sessions) {
-    ++own;
+    ++own.sessions;
     return absl::OkStatus();
   }
   if (kept == 0) {
@@ -96,21 +164,27 @@ absl::Status Node::AdmitSession(const Tenant& tenant) {
                      ErrorCause::kQuota);
   }
   return WithCause(
-      absl::ResourceExhaustedError(Concat(
-          "tenant ", tenant.name(), " has ", own, " sessions; its limit is now ", own, ": of ",
-          options_.max_sessions, " on this node, ", all - own, " belong to other tenants and ",
-          kept, " are reserved for tenants without one; retry later, or raise max_sessions")),
+      absl::ResourceExhaustedError(
+          Concat("tenant ", tenant.name(), " has ", own.sessions, " sessions; its limit is now ",
+                 own.sessions, ": of ", options_.max_sessions, " on this node, ",
+                 all - own.sessions, " belong to other tenants and ", kept,
+                 " are reserved for tenants without one; retry later, or raise max_sessions")),
       ErrorCause::kQuota);
 }
 
-void Node::SessionEnded(const Tenant& tenant) {
-  MutexLock lock(sessions_mutex_);
-  --sessions_[tenant.options().id.value() - 1];
+void Node::SessionEnded(Tenant& tenant) {
+  {
+    MutexLock lock(mutex_);
+    Entry& entry = EntryOf(tenant);
+    --entry.sessions;
+    if (entry.open() || entry.sessions != 0) return;
+  }
+  FreePrefixes(tenant);
 }
 
 std::uint32_t Node::sessions() const {
-  MutexLock lock(sessions_mutex_);
-  return std::accumulate(sessions_.begin(), sessions_.end(), 0u);
+  MutexLock lock(mutex_);
+  return SumOfSessions();
 }
 
 }  // namespace tessera::cache

@@ -23,11 +23,13 @@ static_assert(kDirectoryExtents <= shm::kMaxDirectoryExtents);
 // filled extents (one of the pool, a few of the directory, where each size class has its own
 // slabs). Without this bound, fragmentation, which is charged to no object, could eat into other
 // tenants' memory.
-std::uint64_t HeldLimit(const Tenant::Options& options) {
-  if (options.hard_limit_bytes == 0) return 0;
-  return device::RoundUp(options.hard_limit_bytes, options.pool_extent_bytes) +
-         options.pool_extent_bytes + 4 * options.directory_extent_bytes;
+std::uint64_t HeldLimit(const Tenant::Options& options, std::uint64_t hard_limit_bytes) {
+  if (hard_limit_bytes == 0) return 0;
+  return device::RoundUp(hard_limit_bytes, options.pool_extent_bytes) + options.pool_extent_bytes +
+         4 * options.directory_extent_bytes;
 }
+
+std::uint64_t RawCopyLimit(std::uint64_t host_rows_bytes) { return host_rows_bytes / 4 * 3; }
 
 }  // namespace
 
@@ -88,11 +90,12 @@ absl::StatusOr<std::unique_ptr<Tenant>> Tenant::Create(const Options& options) {
 Tenant::Tenant(const Options& options)
     : options_(options),
       account_(Concat("tenant ", options.name), options.hard_limit_bytes, options.objects),
-      held_(Concat("tenant ", options.name, ", extents and all"), HeldLimit(options), options.node),
+      held_(Concat("tenant ", options.name, ", extents and all"),
+            HeldLimit(options, options.hard_limit_bytes), options.node),
       host_rows_(Concat("tenant ", options.name, ", rows in host memory"), options.host_rows_bytes,
                  options.host_rows),
-      raw_copies_(Concat("tenant ", options.name, ", raw copies"), options.host_rows_bytes / 4 * 3,
-                  &host_rows_),
+      raw_copies_(Concat("tenant ", options.name, ", raw copies"),
+                  RawCopyLimit(options.host_rows_bytes), &host_rows_),
       offloaded_(Concat("tenant ", options.name, ", offloaded"), options.host_tier_bytes),
       own_slots_(new shm::ReaderSlot[kOwnReaderSlots]()) {
   own_pins_ = std::make_shared<pool::PinSource>(
@@ -104,6 +107,15 @@ Tenant::~Tenant() {
   MutexLock lock(mutex_);
   for (auto& [id, sequence] : sequences_) sequence->Free();
   sequences_.clear();
+}
+
+void Tenant::SetLimits(const Limits& limits) {
+  soft_limit_.store(limits.soft_bytes, std::memory_order_relaxed);
+  account_.SetLimit(limits.hard_bytes);
+  held_.SetLimit(HeldLimit(options_, limits.hard_bytes));
+  host_rows_.SetLimit(limits.host_rows_bytes);
+  raw_copies_.SetLimit(RawCopyLimit(limits.host_rows_bytes));
+  offloaded_.SetLimit(limits.host_tier_bytes);
 }
 
 std::uint64_t Tenant::NextId() {
@@ -139,12 +151,13 @@ absl::StatusOr<std::shared_ptr<SessionState>> Tenant::OpenSession(const NewSessi
   return session;
 }
 
-void Tenant::EndSession(SessionId id) {
+Tenant::Freed Tenant::EndSession(SessionId id) {
+  Freed freed;
   std::shared_ptr<SessionState> session;
   {
     MutexLock lock(mutex_);
     const auto it = sessions_.find(id);
-    if (it == sessions_.end()) return;
+    if (it == sessions_.end()) return freed;
     session = std::move(it->second);
     sessions_.erase(it);
   }
@@ -152,12 +165,13 @@ void Tenant::EndSession(SessionId id) {
   prefixes_->SessionEnded(id);
   // Next the pins, so that the freed sequences do not wait for a reader that no longer exists.
   epochs_->RemoveSource(session->pins().get());
-  for (SequenceId sequence : session->Owned()) (void)FreeIfOwned(sequence, id);
+  for (SequenceId sequence : session->Owned()) (void)FreeIfOwned(sequence, id, &freed);
   {
     MutexLock lock(mutex_);
     for (auto& [model_id, model] : models_) model.users.erase(id);
   }
   session->CountSteps(counters_);
+  return freed;
 }
 
 absl::StatusOr<std::shared_ptr<SessionState>> Tenant::FindSession(SessionId id,
@@ -327,7 +341,7 @@ absl::Status Tenant::FreeSequence(SequenceId id) { return FreeIfOwned(id, Sessio
 
 // Frees the sequence; if `owner` is valid, only if it still owns it (it may just have handed it
 // over).
-absl::Status Tenant::FreeIfOwned(SequenceId id, SessionId owner) {
+absl::Status Tenant::FreeIfOwned(SequenceId id, SessionId owner, Freed* freed) {
   std::shared_ptr<Sequence> sequence;
   {
     MutexLock lock(mutex_);
@@ -340,6 +354,11 @@ absl::Status Tenant::FreeIfOwned(SequenceId id, SessionId owner) {
     if (const auto session = sessions_.find(sequence->owner()); session != sessions_.end()) {
       session->second->Disown(id);
     }
+  }
+  if (freed != nullptr) {
+    const Sequence::Description held = sequence->Describe(/*lanes=*/false);
+    ++freed->sequences;
+    freed->bytes += held.tile_bytes - held.shared_tile_bytes + held.stored_bytes;
   }
   sequence->Free();
   return absl::OkStatus();

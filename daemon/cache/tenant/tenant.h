@@ -32,7 +32,6 @@ class Tenant {
   struct Options {
     TenantId id;
     std::string name;
-    std::string token;
     std::uint64_t hard_limit_bytes = 0;  // 0: only the node's limit applies
     std::uint64_t pool_extent_bytes = 0;
     std::uint64_t pool_limit_bytes = 0;  // address space, in whole extents
@@ -52,7 +51,6 @@ class Tenant {
     pool::Account* objects = nullptr;    // node account for the objects of all tenants; may be null
     tiers::HostTier* host_tier = nullptr;  // the node's
     std::uint64_t host_tier_bytes = 0;     // this tenant's share; 0: all of it
-    std::uint64_t soft_limit_bytes = 0;    // above it, idle memory is reclaimed first; 0: none
     device::Device* device = nullptr;
     device::MemorySource* directory_memory = nullptr;  // host memory, whatever the device
     const Clock* clock = nullptr;
@@ -63,6 +61,7 @@ class Tenant {
   static absl::StatusOr<std::unique_ptr<Tenant>> Create(const Options& options);
   ~Tenant();
 
+  // The limits are those at start: SetLimits may have changed them since.
   const Options& options() const { return options_; }
   const std::string& name() const { return options_.name; }
   const pool::Account& account() const { return account_; }
@@ -70,6 +69,16 @@ class Tenant {
   // Rows held in host memory: raw copies and observations.
   const pool::Account& host_rows() const { return host_rows_; }
   const TenantMemory& memory() const { return memory_; }
+  // Above it, idle memory is reclaimed first; 0: none.
+  std::uint64_t soft_limit_bytes() const { return soft_limit_.load(std::memory_order_relaxed); }
+  struct Limits {
+    std::uint64_t soft_bytes = 0;
+    std::uint64_t hard_bytes = 0;
+    std::uint64_t host_rows_bytes = 0;
+    std::uint64_t host_tier_bytes = 0;
+  };
+  // Memory beyond smaller limits stays until it is freed or reclaimed. Thread-safe.
+  void SetLimits(const Limits& limits);
   // Bytes this tenant has in the host tier.
   const pool::Account& offloaded() const { return offloaded_; }
   Directory& directory() { return *directory_; }
@@ -86,8 +95,14 @@ class Tenant {
     std::uint32_t group_size = 1;
   };
   absl::StatusOr<std::shared_ptr<SessionState>> OpenSession(const NewSession& hello);
+  // What an ended session held: its sequences, and the bytes of tiles that no other sequence or
+  // prefix shares, in the pool and in the host tier.
+  struct Freed {
+    std::uint64_t sequences = 0;
+    std::uint64_t bytes = 0;
+  };
   // Frees everything the session owns, then forgets the session. Idempotent.
-  void EndSession(SessionId id);
+  Freed EndSession(SessionId id);
   // Returns UNAUTHENTICATED if the session is unknown or the secret is wrong.
   absl::StatusOr<std::shared_ptr<SessionState>> FindSession(SessionId id,
                                                             std::uint64_t secret) const;
@@ -163,7 +178,7 @@ class Tenant {
   explicit Tenant(const Options& options);
   std::uint64_t NextId();
   absl::Status AdmitSequence(const std::shared_ptr<Sequence>& sequence, SessionState& session);
-  absl::Status FreeIfOwned(SequenceId id, SessionId owner);
+  absl::Status FreeIfOwned(SequenceId id, SessionId owner, Freed* freed = nullptr);
   absl::StatusOr<std::vector<std::shared_ptr<Sequence>>> FindAllOwned(
       const SessionState& session, const std::vector<SequenceId>& ids) const;
 
@@ -173,6 +188,7 @@ class Tenant {
   pool::Account host_rows_;
   pool::Account raw_copies_;  // part of host_rows_; smaller, so observations always find some room
   pool::Account offloaded_;
+  std::atomic<std::uint64_t> soft_limit_{0};
   TenantCounters counters_;
   std::unique_ptr<Directory> directory_;
   std::unique_ptr<pool::Pool> pool_;

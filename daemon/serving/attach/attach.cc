@@ -14,6 +14,7 @@
 #include "daemon/base/error_cause.h"
 #include "daemon/base/mutex.h"
 #include "daemon/base/strings.h"
+#include "daemon/serving/call/peer.h"
 #include "daemon/serving/call/resident.h"
 #include "daemon/serving/call/status.h"
 #include "proto/shm/layout.h"
@@ -94,11 +95,19 @@ class Reactor final : public grpc::ServerBidiReactor<v1::AttachRequest, v1::Atta
     if (session_ != nullptr && (request_.has_open_tails() || request_.has_close_tails())) {
       return WorkOnTails();
     }
-    const absl::Status status = Handle();
+    if (session_ != nullptr && request_.has_leave()) {
+      return Finished(metrics::SessionEnd::kClosed, absl::OkStatus());
+    }
+    v1::AttachResponse welcome;
+    const absl::Status status = Handle(welcome);
     CountGreeting(status.code());
     if (!status.ok()) return Finished(metrics::SessionEnd::kRefused, status);
+    // Read first: gRPC drops a message that arrives with the end of the stream, unless a read waits
+    // for it. That message may be Leave.
+    const bool goes_on = ReadOn();
+    Write(std::move(welcome));
     // OnCancel may have run concurrently, before there was a session to end.
-    if (!ReadOn()) Finished(metrics::SessionEnd::kLost, absl::OkStatus());
+    if (!goes_on) Finished(metrics::SessionEnd::kLost, absl::OkStatus());
   }
 
   void OnWriteDone(bool ok) override {
@@ -113,7 +122,15 @@ class Reactor final : public grpc::ServerBidiReactor<v1::AttachRequest, v1::Atta
     }
   }
 
-  void OnCancel() override { Finished(metrics::SessionEnd::kLost, absl::OkStatus()); }
+  void OnCancel() override {
+    {
+      // A read in progress ends now, and ends the session: it may have received Leave before.
+      MutexLock lock(mutex_);
+      cancelled_ = true;
+      if (reading_ && !working_) return;
+    }
+    Finished(metrics::SessionEnd::kLost, absl::OkStatus());
+  }
 
   void OnDone() override {
     link_->Sever();
@@ -180,7 +197,7 @@ class Reactor final : public grpc::ServerBidiReactor<v1::AttachRequest, v1::Atta
   bool ReadOn() {
     MutexLock lock(mutex_);
     if (finished_) return false;
-    reading_ = writes_.size() < kMaxUnread;
+    reading_ = cancelled_ || writes_.size() < kMaxUnread;  // a cancelled read ends the session
     if (reading_) StartRead(&request_);
     return true;
   }
@@ -208,7 +225,7 @@ class Reactor final : public grpc::ServerBidiReactor<v1::AttachRequest, v1::Atta
     {
       MutexLock lock(mutex_);
       working_ = false;
-      reading_ = !finished_ && writes_.size() < kMaxUnread;
+      reading_ = !finished_ && (cancelled_ || writes_.size() < kMaxUnread);
       if (reading_) StartRead(&request_);
       if (!finished_) return;
       why = why_;
@@ -218,7 +235,7 @@ class Reactor final : public grpc::ServerBidiReactor<v1::AttachRequest, v1::Atta
 
   bool Gone() {
     MutexLock lock(mutex_);
-    return finished_;
+    return finished_ || cancelled_;
   }
 
   void Finished(metrics::SessionEnd reason, const absl::Status& why) {
@@ -227,8 +244,8 @@ class Reactor final : public grpc::ServerBidiReactor<v1::AttachRequest, v1::Atta
     FinishOnce(why);
   }
 
-  absl::Status Handle() {
-    if (request_.has_hello()) return Greet(request_.hello());
+  absl::Status Handle(v1::AttachResponse& welcome) {
+    if (request_.has_hello()) return Greet(request_.hello(), welcome);
     if (session_ == nullptr) {
       return absl::FailedPreconditionError("the first message of Attach must be Hello");
     }
@@ -241,7 +258,8 @@ class Reactor final : public grpc::ServerBidiReactor<v1::AttachRequest, v1::Atta
     door_.rpc->Finished(code, door_.services->clock->Now() - begun_);
   }
 
-  absl::Status Greet(const v1::Hello& hello) {
+  // Opens the session. The caller sends `welcome`.
+  absl::Status Greet(const v1::Hello& hello, v1::AttachResponse& welcome) {
     if (session_ != nullptr) {
       return absl::FailedPreconditionError(
           "Hello may be sent only once; this stream is already attached");
@@ -270,11 +288,9 @@ class Reactor final : public grpc::ServerBidiReactor<v1::AttachRequest, v1::Atta
     tenant_ = *tenant;
     session_ = *std::move(session);
     session_id_.store(session_->id().value());
-    v1::AttachResponse response;
-    FillWelcome(hello, *response.mutable_welcome());
+    FillWelcome(hello, *welcome.mutable_welcome());
     // Register before answering, so that the worker's next call finds the session.
     door_.connections->Opened(*tenant_, session_, link_);
-    Write(std::move(response));
     return absl::OkStatus();
   }
 
@@ -286,7 +302,7 @@ class Reactor final : public grpc::ServerBidiReactor<v1::AttachRequest, v1::Atta
     welcome.set_instance(services.node->instance());
     welcome.set_nonce(session_->options().nonce);
     // Only peers on this node can map memory; workers on TCP use RPC.
-    if (context_->peer().rfind("unix:", 0) == 0) {
+    if (IsLocal(*context_)) {
       welcome.set_descriptor_socket(door_.descriptor_socket);
     }
     welcome.set_tenant(tenant_->name());
@@ -410,6 +426,7 @@ class Reactor final : public grpc::ServerBidiReactor<v1::AttachRequest, v1::Atta
   bool reading_ TESSERA_GUARDED_BY(mutex_) =
       true;  // a read is in progress, or its message is handled
   bool working_ TESSERA_GUARDED_BY(mutex_) = false;
+  bool cancelled_ TESSERA_GUARDED_BY(mutex_) = false;
   absl::Status why_ TESSERA_GUARDED_BY(mutex_);  // set with finished_
 };
 

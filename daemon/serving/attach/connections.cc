@@ -1,6 +1,8 @@
 #include "daemon/serving/attach/connections.h"
 
 #include <algorithm>
+#include <chrono>
+#include <string>
 #include <utility>
 
 #include "daemon/base/strings.h"
@@ -29,26 +31,48 @@ void Connections::End(SessionId id, metrics::SessionEnd reason, const absl::Stat
     if (it == entries_.end()) return;
     entry = std::move(it->second);
     entries_.erase(it);
+    ++freeing_;
     if (entries_.empty()) ended_.NotifyAll();
   }
   entry.lease->Cut(cut);
+  entry.lease.reset();
   watcher_->RemoveSession(id);
   services_.metrics->session_ends_total.Increment(reason);
+  const TenantId tenant = entry.tenant->options().id;
+  // In the background, so that no other worker's call waits for it; before seals and pressure jobs.
+  services_.scheduler->Submit({.name = "end-session",
+                               .priority = JobPriority::kTails,
+                               .tenant = tenant,
+                               .owner = id.value()},
+                              [this, id, reason, entry = std::move(entry)]() mutable {
+                                Free(id, reason, std::move(entry));
+                              });
+}
+
+void Connections::Free(SessionId id, metrics::SessionEnd reason, Entry entry) {
+  const std::string worker = entry.session->options().worker_name;
+  const Clock::Duration age = services_.clock->Now() - entry.session->options().attached;
+  entry.session.reset();
+  const cache::Tenant::Freed freed = entry.tenant->EndSession(id);
+  services_.node->SessionEnded(*entry.tenant);
   services_.logger->Log(
       LogLevel::kInfo, "session ended",
       {{"session", id.value()},
-       {"reason", metrics::kLabelValues<metrics::SessionEnd>[static_cast<std::size_t>(reason)]}});
-  // In the background, so that no other worker's call waits for it; before seals and pressure jobs.
-  services_.scheduler->Submit(
-      {.name = "end-session",
-       .priority = JobPriority::kTails,
-       .tenant = entry.tenant->options().id,
-       .owner = id.value()},
-      [this, id, tenant = entry.tenant, session = std::move(entry.session)]() mutable {
-        session.reset();
-        tenant->EndSession(id);
-        services_.node->SessionEnded(*tenant);
-      });
+       {"reason", metrics::kLabelValues<metrics::SessionEnd>[static_cast<std::size_t>(reason)]},
+       {"tenant", entry.tenant->name()},
+       {"worker", worker},
+       {"age_seconds", std::chrono::duration<double>(age).count()},
+       {"sequences", freed.sequences},
+       {"freed_bytes", freed.bytes}});
+  MutexLock lock(mutex_);
+  if (--freeing_ == 0) ended_.NotifyAll();
+}
+
+std::size_t Connections::WaitUntilFreed(Clock::TimePoint deadline) {
+  MutexLock lock(mutex_);
+  while (freeing_ != 0 && ended_.WaitUntil(mutex_, deadline)) {
+  }
+  return freeing_;
 }
 
 std::vector<Connections::Entry> Connections::All() const {

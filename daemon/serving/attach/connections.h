@@ -38,6 +38,9 @@ class Connections final : public Watcher::Listener {
   void EndAll(metrics::SessionEnd reason, const absl::Status& cut);
   void Broadcast(const v1::AttachResponse& message);
   std::size_t size() const;
+  // Waits until the background jobs of all ended sessions are done, or until the deadline. Returns
+  // how many are left.
+  std::size_t WaitUntilFreed(Clock::TimePoint deadline);
   // Waits until there is no session, or until the deadline. ShortenDrain moves the deadline of a
   // current or later wait forward, never back.
   void WaitUntilNone(Clock::TimePoint deadline);
@@ -53,12 +56,15 @@ class Connections final : public Watcher::Listener {
     std::shared_ptr<Lease> lease;
   };
   std::vector<Entry> All() const;
+  // Frees what the session held, and logs its end.
+  void Free(SessionId id, metrics::SessionEnd reason, Entry entry);
 
   Services& services_;
   Watcher* watcher_ = nullptr;
   mutable Mutex mutex_;
   CondVar ended_;
   std::unordered_map<SessionId, Entry> entries_ TESSERA_GUARDED_BY(mutex_);
+  std::size_t freeing_ TESSERA_GUARDED_BY(mutex_) = 0;  // ended, but their job is not done
   Clock::TimePoint deadline_ TESSERA_GUARDED_BY(mutex_) = Clock::TimePoint::max();
 };
 

@@ -48,7 +48,7 @@ void UnixAcceptor::Run() {
     short_of_descriptors = !socket.valid() && IsShortage(errno);
     if (short_of_descriptors) LogRefused("connection not accepted", ErrnoStatus("accepting"));
     if (!socket.valid()) continue;
-    if (absl::Status status = CheckPeer(socket.get(), options_.peers); !status.ok()) {
+    if (absl::Status status = CheckPeer(socket.get(), *options_.peers->Get()); !status.ok()) {
       LogRefused("connection refused", status);
       continue;
     }

@@ -14,6 +14,7 @@
 #include "absl/status/statusor.h"
 #include "daemon/base/clock.h"
 #include "daemon/base/log.h"
+#include "daemon/base/published.h"
 #include "daemon/base/rate_limit.h"
 #include "daemon/platform/event_loop.h"
 #include "daemon/platform/fd.h"
@@ -26,7 +27,7 @@ class UnixAcceptor {
   struct Options {
     std::string path;
     unsigned mode;
-    PeerRules peers;
+    const Published<PeerRules>* peers;  // those of the moment of a connection apply
     Logger* logger;
     const Clock* clock;
     // Receives each admitted connection (non-blocking), on the acceptor's thread.

@@ -39,7 +39,11 @@ absl::StatusOr<std::unique_ptr<Watcher>> Watcher::Create(Services& services, Lis
 }
 
 Watcher::Watcher(Services& services, Listener& listener, EventLoop loop, Event wake)
-    : services_(services), listener_(listener), loop_(std::move(loop)), wake_(std::move(wake)) {}
+    : services_(services),
+      listener_(listener),
+      pulse_(services.heartbeats->Add("event loop")),
+      loop_(std::move(loop)),
+      wake_(std::move(wake)) {}
 
 Watcher::~Watcher() { Stop(); }
 
@@ -47,10 +51,12 @@ void Watcher::Stop() {
   stopping_.store(true);
   wake_.Signal();
   if (thread_.joinable()) thread_.join();
+  pulse_.End();
 }
 
-absl::Status Watcher::Listen(const std::string& path, unsigned mode, const PeerRules& peers) {
-  peers_ = peers;
+absl::Status Watcher::Listen(const std::string& path, unsigned mode,
+                             const Published<PeerRules>& peers) {
+  peers_ = &peers;
   absl::StatusOr<Fd> socket = ListenUnix(path, mode, /*non_blocking=*/true);
   if (!socket.ok()) return socket.status();
   const int fd = socket->get();
@@ -87,7 +93,8 @@ void Watcher::Run() {
   (void)loop_.Watch(wake_.fd(), [this](EventLoop::Ready) { wake_.Drain(); });
   std::optional<absl::Duration> timeout;
   while (!stopping_.load()) {
-    loop_.RunOnce(timeout);
+    pulse_.Beat();
+    loop_.RunOnce(Sooner(timeout, absl::FromChrono(kHeartbeatInterval)));
     RunCommands();
     timeout = Sooner(Sooner(CollectAll(), SweepPrefixes()),
                      Sooner(Sooner(DropLateOpenings(), ResumeAccepting()), ResumeCompaction()));
@@ -188,7 +195,7 @@ void Watcher::Accept(int listening) {
       if (IsShortage(errno)) PauseAccepting(ErrnoStatus("accepting a descriptor connection"));
       return;
     }
-    if (absl::Status status = CheckPeer(socket.get(), peers_); !status.ok()) {
+    if (absl::Status status = CheckPeer(socket.get(), *peers_->Get()); !status.ok()) {
       LogRefused(status);
       continue;
     }

@@ -1,7 +1,7 @@
 // Watcher is the daemon's event loop on one thread. It serves descriptor sockets and sessions' wake
 // events, frees memory when its readers are done, expires prefixes, and resumes compaction. Idle,
-// it sleeps in epoll_wait without a timeout. It serves a few requests per peer and turn, so that no
-// peer blocks the others.
+// it wakes only for its heartbeat. It serves a few requests per peer and turn, so that no peer
+// blocks the others.
 #pragma once
 
 #include <atomic>
@@ -17,6 +17,7 @@
 #include "absl/functional/any_invocable.h"
 #include "absl/status/statusor.h"
 #include "daemon/base/mutex.h"
+#include "daemon/base/published.h"
 #include "daemon/base/rate_limit.h"
 #include "daemon/cache/tenant/node.h"
 #include "daemon/platform/event_loop.h"
@@ -41,8 +42,8 @@ class Watcher {
   static absl::StatusOr<std::unique_ptr<Watcher>> Create(Services& services, Listener& listener);
   ~Watcher();
 
-  // Adds a descriptor socket to accept on. Call before Start.
-  absl::Status Listen(const std::string& path, unsigned mode, const PeerRules& peers = {});
+  // Adds a descriptor socket to accept on. Call before Start. `peers` outlives this object.
+  absl::Status Listen(const std::string& path, unsigned mode, const Published<PeerRules>& peers);
   void Start();
   // Stops the thread and waits for its end. Idempotent.
   void Stop();
@@ -90,11 +91,12 @@ class Watcher {
 
   Services& services_;
   Listener& listener_;
+  Heartbeats::Pulse& pulse_;
   EventLoop loop_;
   Event wake_;
   std::atomic<bool> stopping_{false};
   std::vector<Fd> listening_;
-  PeerRules peers_;                               // for all descriptor sockets
+  const Published<PeerRules>* peers_ = nullptr;   // for all descriptor sockets
   std::optional<Clock::TimePoint> accept_again_;  // set while out of descriptors
   std::unordered_map<int, Unopened> unopened_;
   LogRateLimit refusals_;

@@ -32,7 +32,13 @@ class Admission {
     std::uint32_t running;  // limit for all tenants together
     std::uint32_t waiting;  // limit per tenant
   };
-  explicit Admission(const Options& options) : options_(options) {}
+  explicit Admission(const Options& options) : options_(options), waiting_(options.waiting) {}
+
+  // Changes the limit of waiting calls per tenant.
+  void SetWaiting(std::uint32_t waiting) {
+    MutexLock lock(mutex_);
+    waiting_ = waiting;
+  }
 
   // A call may run while it holds a Place.
   class Place {
@@ -55,7 +61,7 @@ class Admission {
   absl::StatusOr<Place> Enter(TenantId tenant, const std::function<bool()>& gone) {
     MutexLock lock(mutex_);
     Line& line = lines_[tenant];  // the reference remains valid: std::map
-    if (!MayRun(line) && line.waiting >= options_.waiting) {
+    if (!MayRun(line) && line.waiting >= waiting_) {
       return WithCause(absl::ResourceExhaustedError(
                            Concat(line.running, " ", options_.what, " requests run and ",
                                   line.waiting, " wait, which is the limit; retry later")),
@@ -101,6 +107,7 @@ class Admission {
   const Options options_;
   Mutex mutex_;
   CondVar freed_;
+  std::uint32_t waiting_ TESSERA_GUARDED_BY(mutex_);
   std::uint32_t running_ TESSERA_GUARDED_BY(mutex_) = 0;  // sum over all lines
   std::map<TenantId, Line> lines_ TESSERA_GUARDED_BY(mutex_);
 };

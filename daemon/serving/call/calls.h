@@ -32,9 +32,13 @@ class Calls {
     return MaxCallsFor(tenants) + MaxCallsFor(tenants) / 2 + 32;
   }
 
-  Calls(std::uint32_t most, std::size_t tenants)
-      : most_(most),
-        part_(std::max<std::uint32_t>(1, most / static_cast<std::uint32_t>(tenants))) {}
+  Calls(std::uint32_t most, std::size_t tenants) : most_(most), part_(PartOf(tenants)) {}
+
+  // A reload has added tenants: the places are the same, and the shares become smaller.
+  void SetTenants(std::size_t tenants) {
+    MutexLock lock(mutex_);
+    part_ = PartOf(tenants);
+  }
 
   // A call may run while it holds a Place.
   class Place {
@@ -68,6 +72,9 @@ class Calls {
   }
 
  private:
+  std::uint32_t PartOf(std::size_t tenants) const {
+    return std::max<std::uint32_t>(1, most_ / static_cast<std::uint32_t>(tenants));
+  }
   void Leave(TenantId tenant) {
     MutexLock lock(mutex_);
     --running_[tenant];
@@ -75,8 +82,8 @@ class Calls {
   }
 
   const std::uint32_t most_;
-  const std::uint32_t part_;
   Mutex mutex_;
+  std::uint32_t part_ TESSERA_GUARDED_BY(mutex_);     // of most_, for each tenant
   std::uint32_t all_ TESSERA_GUARDED_BY(mutex_) = 0;  // sum over running_
   std::map<TenantId, std::uint32_t> running_ TESSERA_GUARDED_BY(mutex_);
 };

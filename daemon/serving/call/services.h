@@ -15,6 +15,7 @@
 #include "daemon/device/device.h"
 #include "daemon/metrics/metrics.h"
 #include "daemon/residency/pressure.h"
+#include "daemon/serving/call/call_log.h"
 
 namespace tessera::serving {
 
@@ -26,6 +27,7 @@ struct Services {
   Scheduler* scheduler;
   metrics::Metrics* metrics;
   Logger* logger;
+  CallLog* call_log;
   const Clock* clock;
   Heartbeats* heartbeats;
   device::Device* device;

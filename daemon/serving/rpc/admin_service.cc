@@ -10,6 +10,7 @@
 #include "daemon/policies/grammar/parse.h"
 #include "daemon/policies/registry.h"
 #include "daemon/pool/epochs.h"
+#include "daemon/serving/call/peer.h"
 #include "daemon/serving/call/resident.h"
 #include "daemon/serving/call/rpc_methods.h"
 #include "daemon/serving/call/status.h"
@@ -20,21 +21,39 @@
 namespace tessera::serving {
 
 absl::Status AdminService::Admit(const grpc::ServerContext& context) const {
-  if (services_.admin_over_tcp || context.peer().rfind("unix:", 0) == 0) return absl::OkStatus();
+  if (services_.admin_over_tcp || IsLocal(context)) return absl::OkStatus();
   return absl::PermissionDeniedError(
       Concat("admin calls are served on Unix sockets only; this one came from ", context.peer(),
              ". Set admin_over_tcp to allow it"));
 }
 
 template <typename Act>
-grpc::Status AdminService::Serve(const char* method, const grpc::ServerContext& context, Act act) {
+absl::Status AdminService::Run(const char* method, const grpc::ServerContext& context, Act act) {
   const Clock::TimePoint begun = services_.clock->Now();
   absl::Status status = Admit(context);
   if (status.ok()) status = act();
-  services_.metrics->Rpc(kAdminServiceName, method)
-      .Finished(status.code(), services_.clock->Now() - begun);
+  const Clock::Duration duration = services_.clock->Now() - begun;
+  services_.metrics->Rpc(kAdminServiceName, method).Finished(status.code(), duration);
+  services_.call_log->Finished(method, context, status, duration);
+  return status;
+}
+
+template <typename Act>
+grpc::Status AdminService::Serve(const char* method, const grpc::ServerContext& context, Act act) {
+  return ToGrpc(Run(method, context, act));
+}
+
+template <typename Act>
+grpc::Status AdminService::Change(const char* method, const grpc::ServerContext& context,
+                                  std::string_view object, Act act) {
+  const absl::Status status = Run(method, context, act);
+  services_.call_log->Audit(method, object, context, status);
   return ToGrpc(status);
 }
+
+namespace {
+std::string SequenceText(std::uint64_t id) { return Concat("sequence ", id); }
+}  // namespace
 
 grpc::Status AdminService::ListSessions(grpc::ServerContext* context,
                                         const v1::ListSessionsRequest*,
@@ -126,7 +145,8 @@ grpc::Status AdminService::ListPrefixes(grpc::ServerContext* context,
 
 grpc::Status AdminService::Evict(grpc::ServerContext* context, const v1::EvictRequest* request,
                                  v1::EvictResponse*) {
-  return Serve("Evict", *context, [&]() -> absl::Status {
+  const std::string object = Concat("sequence or prefix ", request->sequence_id());
+  return Change("Evict", *context, object, [&]() -> absl::Status {
     const SequenceId id(request->sequence_id());
     cache::Tenant* tenant = services_.node->TenantOf(id.value());
     if (tenant == nullptr) return absl::NotFoundError(Concat("no ", id.ToString()));
@@ -155,7 +175,8 @@ grpc::Status AdminService::Describe(grpc::ServerContext* context,
 grpc::Status AdminService::Compress(grpc::ServerContext* context,
                                     const v1::CompressRequest* request,
                                     v1::CompressResponse* response) {
-  return Serve("Compress", *context, [&]() -> absl::Status {
+  const std::string object = SequenceText(request->sequence_id());
+  return Change("Compress", *context, object, [&]() -> absl::Status {
     if (request->has_packing() || request->has_rotations()) {
       return absl::InvalidArgumentError(
           "admin Compress applies the sequence's policy; leave packing and rotations unset");
@@ -197,7 +218,8 @@ absl::Status AdminService::WithRows(
 
 grpc::Status AdminService::Offload(grpc::ServerContext* context, const v1::OffloadRequest* request,
                                    v1::OffloadResponse* response) {
-  return Serve("Offload", *context, [&]() -> absl::Status {
+  const std::string object = SequenceText(request->sequence_id());
+  return Change("Offload", *context, object, [&]() -> absl::Status {
     absl::StatusOr<std::shared_ptr<cache::Sequence>> sequence = Find(request->sequence_id());
     if (!sequence.ok()) return sequence.status();
     absl::StatusOr<std::uint64_t> bytes = (*sequence)->Offload({});
@@ -208,7 +230,8 @@ grpc::Status AdminService::Offload(grpc::ServerContext* context, const v1::Offlo
 
 grpc::Status AdminService::Restore(grpc::ServerContext* context, const v1::RestoreRequest* request,
                                    v1::RestoreResponse* response) {
-  return Serve("Restore", *context, [&] {
+  const std::string object = SequenceText(request->sequence_id());
+  return Change("Restore", *context, object, [&] {
     return WithRows(*context, request->sequence_id(), [&](const cache::Residence& held) {
       response->set_tokens(held->Describe(/*lanes=*/false).tokens);
       return absl::OkStatus();
@@ -219,7 +242,9 @@ grpc::Status AdminService::Restore(grpc::ServerContext* context, const v1::Resto
 grpc::Status AdminService::SetPolicy(grpc::ServerContext* context,
                                      const v1::SetPolicyRequest* request,
                                      v1::SetPolicyResponse* response) {
-  return Serve("SetPolicy", *context, [&]() -> absl::Status {
+  const std::string object =
+      Concat(SequenceText(request->sequence_id()), " to ", request->policy());
+  return Change("SetPolicy", *context, object, [&]() -> absl::Status {
     absl::StatusOr<std::shared_ptr<cache::Sequence>> sequence = Find(request->sequence_id());
     if (!sequence.ok()) return sequence.status();
     absl::StatusOr<policies::Policy> policy = policies::ParsePolicy(request->policy());
@@ -263,9 +288,21 @@ grpc::Status AdminService::ListPolicies(grpc::ServerContext* context,
 
 grpc::Status AdminService::Drain(grpc::ServerContext* context, const v1::DrainRequest* request,
                                  v1::DrainResponse* response) {
-  return Serve("Drain", *context, [&] {
+  const std::string object = Concat("daemon, limit_ms ", request->limit_ms());
+  return Change("Drain", *context, object, [&] {
     response->set_sessions(static_cast<std::uint32_t>(connections_.size()));
-    drain_(request->limit_ms());
+    actions_.drain(request->limit_ms());
+    return absl::OkStatus();
+  });
+}
+
+grpc::Status AdminService::Reload(grpc::ServerContext* context, const v1::ReloadRequest*,
+                                  v1::ReloadResponse* response) {
+  return Change("Reload", *context, "configuration", [&]() -> absl::Status {
+    const absl::StatusOr<Reloaded> reloaded = actions_.reload();
+    if (!reloaded.ok()) return reloaded.status();
+    for (const std::string& field : reloaded->applied) response->add_applied(field);
+    for (const std::string& field : reloaded->needs_restart) response->add_needs_restart(field);
     return absl::OkStatus();
   });
 }

@@ -2,6 +2,10 @@
 #pragma once
 
 #include <functional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
 
 #include "daemon/serving/attach/connections.h"
 #include "daemon/serving/call/services.h"
@@ -12,10 +16,18 @@ namespace tessera::serving {
 // Owned by the Server. Thread-safe.
 class AdminService final : public v1::TesseraAdmin::Service {
  public:
-  // `drain` starts a drain with a limit in milliseconds (0: the configured one).
-  AdminService(Services& services, Connections& connections,
-               std::function<void(std::uint64_t)> drain)
-      : services_(services), connections_(connections), drain_(std::move(drain)) {}
+  // What a reload of the configuration has done, by field.
+  struct Reloaded {
+    std::vector<std::string> applied;
+    std::vector<std::string> needs_restart;
+  };
+  struct Actions {
+    // Starts a drain with a limit in milliseconds (0: the configured one).
+    std::function<void(std::uint64_t)> drain;
+    std::function<absl::StatusOr<Reloaded>()> reload;
+  };
+  AdminService(Services& services, Connections& connections, Actions actions)
+      : services_(services), connections_(connections), actions_(std::move(actions)) {}
 
   grpc::Status ListSessions(grpc::ServerContext* context, const v1::ListSessionsRequest* request,
                             v1::ListSessionsResponse* response) override;
@@ -39,6 +51,8 @@ class AdminService final : public v1::TesseraAdmin::Service {
                          v1::SetPolicyResponse* response) override;
   grpc::Status Drain(grpc::ServerContext* context, const v1::DrainRequest* request,
                      v1::DrainResponse* response) override;
+  grpc::Status Reload(grpc::ServerContext* context, const v1::ReloadRequest* request,
+                      v1::ReloadResponse* response) override;
   grpc::Status NodeStats(grpc::ServerContext* context, const v1::NodeStatsRequest* request,
                          v1::StatsResponse* response) override;
 
@@ -49,12 +63,19 @@ class AdminService final : public v1::TesseraAdmin::Service {
   // Runs `act` with the sequence's rows in the pool. Retries after memory was reclaimed.
   absl::Status WithRows(grpc::ServerContext& context, std::uint64_t id,
                         absl::FunctionRef<absl::Status(const cache::Residence&)> act) const;
+  // Admits, acts and measures.
+  template <typename Act>
+  absl::Status Run(const char* method, const grpc::ServerContext& context, Act act);
   template <typename Act>
   grpc::Status Serve(const char* method, const grpc::ServerContext& context, Act act);
+  // Serves a call that changes something, and writes an audit line. `object` is what it changes.
+  template <typename Act>
+  grpc::Status Change(const char* method, const grpc::ServerContext& context,
+                      std::string_view object, Act act);
 
   Services& services_;
   Connections& connections_;
-  const std::function<void(std::uint64_t)> drain_;
+  const Actions actions_;
 };
 
 }  // namespace tessera::serving

@@ -235,7 +235,7 @@ void FillTenantStats(cache::Tenant& tenant, v1::TenantStats& out) {
   out.set_prefixes(prefixes.prefixes);
   out.set_prefix_bytes(prefixes.tile_bytes);
   out.set_prefix_waits(prefixes.waiting);
-  out.set_soft_limit_bytes(tenant.options().soft_limit_bytes);
+  out.set_soft_limit_bytes(tenant.soft_limit_bytes());
   out.set_offloaded_bytes(tenant.offloaded().used_bytes());
   out.set_offloaded_sequences(sequences.offloaded);
   out.set_offloads(counters.offloads.load());

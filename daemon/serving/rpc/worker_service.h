@@ -32,14 +32,15 @@ class WorkerService final : public WorkerServiceBase {
   explicit WorkerService(const AttachContext& door)
       : door_(door),
         services_(*door.services),
-        attention_(
-            {.what = "attention", .running = std::min(96u, 2 * Cores()), .waiting = PerTenant(64)}),
+        attention_({.what = "attention",
+                    .running = std::min(96u, 2 * Cores()),
+                    .waiting = PerTenant(kWaitingAttention)}),
         // One more than the compactor's threads, so that it does not idle between two calls. Calls
         // with a packing use a core each.
         compression_(
             {.what = "compression",
              .running = std::min(64u, std::max(services_.compactor_threads + 1, Cores() / 2)),
-             .waiting = PerTenant(16)}),
+             .waiting = PerTenant(kWaitingCompression)}),
         calls_(Calls::MaxCallsFor(services_.node->tenants().size()),
                services_.node->tenants().size()) {}
 
@@ -52,13 +53,20 @@ class WorkerService final : public WorkerServiceBase {
     return NewMatchReactor(services_, match_, *request, *response);
   }
 
+  // Adapts the tenants' shares of calls after a reload.
+  void TenantsChanged() {
+    attention_.SetWaiting(PerTenant(kWaitingAttention));
+    compression_.SetWaiting(PerTenant(kWaitingCompression));
+    calls_.SetTenants(services_.node->tenants().size());
+  }
+
   template <typename Request, typename Response>
   using Handler = absl::Status (WorkerService::*)(const Caller&, const Request&, Response&);
 
 #define TESSERA_RPC(Method)                                                             \
   grpc::Status Method(grpc::ServerContext* context, const v1::Method##Request* request, \
                       v1::Method##Response* response) override {                        \
-    return Serve(method_##Method##_, *context, *request, *response,                     \
+    return Serve(#Method, method_##Method##_, *context, *request, *response,            \
                  &WorkerService::Handle##Method);                                       \
   }                                                                                     \
   absl::Status Handle##Method(const Caller& caller, const v1::Method##Request& request, \
@@ -66,6 +74,8 @@ class WorkerService final : public WorkerServiceBase {
   metrics::RpcMethod& method_##Method##_ = services_.metrics->Rpc(kWorkerServiceName, #Method);
 
  private:
+  static constexpr std::uint32_t kWaitingAttention = 64;  // of all tenants
+  static constexpr std::uint32_t kWaitingCompression = 16;
   static std::uint32_t Cores() { return std::max(1u, std::thread::hardware_concurrency()); }
   // Each tenant's share of `calls` waiting calls.
   std::uint32_t PerTenant(std::uint32_t calls) const {
@@ -105,15 +115,15 @@ class WorkerService final : public WorkerServiceBase {
   // Common to all calls: finds the caller, takes a place, retries after reclaiming memory,
   // measures.
   template <typename Request, typename Response>
-  grpc::Status Serve(metrics::RpcMethod& method, const grpc::ServerContext& context,
-                     const Request& request, Response& response,
+  grpc::Status Serve(std::string_view name, metrics::RpcMethod& method,
+                     const grpc::ServerContext& context, const Request& request, Response& response,
                      Handler<Request, Response> handler);
 };
 
 template <typename Request, typename Response>
-grpc::Status WorkerService::Serve(metrics::RpcMethod& method, const grpc::ServerContext& context,
-                                  const Request& request, Response& response,
-                                  Handler<Request, Response> handler) {
+grpc::Status WorkerService::Serve(std::string_view name, metrics::RpcMethod& method,
+                                  const grpc::ServerContext& context, const Request& request,
+                                  Response& response, Handler<Request, Response> handler) {
   const Clock::TimePoint begun = services_.clock->Now();
   absl::StatusOr<Caller> caller = FindCaller(*services_.node, request.session());
   absl::Status status = caller.status();
@@ -132,7 +142,9 @@ grpc::Status WorkerService::Serve(metrics::RpcMethod& method, const grpc::Server
           return (this->*handler)(*caller, request, response);
         });
   }
-  method.Finished(status.code(), services_.clock->Now() - begun);
+  const Clock::Duration duration = services_.clock->Now() - begun;
+  method.Finished(status.code(), duration);
+  services_.call_log->Finished(name, context, status, duration);
   return ToGrpc(status);
 }
 

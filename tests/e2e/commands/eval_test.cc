@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "daemon/base/strings.h"
+#include "tests/fakes/daemon/daemon_process.h"
 #include "tests/fakes/daemon/peer_process.h"
 #include "tests/fakes/seed.h"
 
@@ -91,6 +92,17 @@ TEST_F(EvalCommand, AnyNumberOfProcessesSaysTheSame) {
 }
 
 // A repeated cell is run once, so that it does not count as more samples.
+// The command ends its worker processes; it must let them detach first.
+TEST_F(EvalCommand, ItsWorkersLeaveTheDaemon) {
+  const auto daemon = fakes::DaemonProcess::Start({});
+  ASSERT_NE(daemon, nullptr);
+  ASSERT_EQ(Start(With({"--workers=3", "--address=" + daemon->address()})).Wait(), 0) << Err();
+  daemon->Kill(SIGTERM);
+  ASSERT_EQ(daemon->WaitForExit(20), 0);
+  EXPECT_THAT(daemon->Log(), testing::HasSubstr("reason=closed tenant=default worker=eval"));
+  EXPECT_THAT(daemon->Log(), testing::Not(testing::HasSubstr("reason=lost")));
+}
+
 TEST_F(EvalCommand, WhatIsSaidTwiceIsAskedOnce) {
   const std::string once = Cells(With({"--question=seen"}));
   EXPECT_EQ(Cells(With({"dense", "--question=seen,seen", "--tasks=niah_single,vt1,niah_single"})),

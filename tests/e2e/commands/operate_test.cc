@@ -197,6 +197,25 @@ TEST(Operate, ASecondSigtermStopsAtOnce) {
   EXPECT_THAT(daemon->Log(), HasSubstr("second stop signal"));
 }
 
+TEST(Operate, SighupNeverEndsTheDaemon) {
+  const auto daemon = DaemonProcess::Start({.flags = {"--drain-limit-ms=60000"}});
+  ASSERT_NE(daemon, nullptr);
+  RawWorker worker(daemon->Connect());
+  ASSERT_TRUE(worker.Attach().ok());
+  daemon->Kill(SIGHUP);
+  while (daemon->Log().find("reloaded") == std::string::npos) ASSERT_TRUE(daemon->Lives());
+  ASSERT_TRUE(Drain(*daemon, 50000).ok());
+  while (daemon->Log().find("draining limit_ms=50000") == std::string::npos) {
+    ASSERT_TRUE(daemon->Lives());
+  }
+  daemon->Kill(SIGHUP);
+  while (daemon->Log().find("SIGHUP ignored: the daemon is draining") == std::string::npos) {
+    ASSERT_TRUE(daemon->Lives());
+  }
+  EXPECT_TRUE(worker.Leave().ok());
+  EXPECT_EQ(daemon->WaitForExit(10), 0);
+}
+
 TEST(Operate, ADrainHasTheLongestLimitThereIs) {
   const auto daemon = DaemonProcess::Start({});
   ASSERT_NE(daemon, nullptr);

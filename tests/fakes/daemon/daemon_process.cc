@@ -114,6 +114,12 @@ std::string DaemonProcess::Log() const { return ReadAll(log_); }
 
 void DaemonProcess::Kill(int signal) { ::kill(pid_, signal); }
 
+bool DaemonProcess::Lives() const {
+  siginfo_t ended{};
+  return ::waitid(P_PID, static_cast<id_t>(pid_), &ended, WEXITED | WNOHANG | WNOWAIT) == 0 &&
+         ended.si_pid == 0;
+}
+
 int DaemonProcess::WaitForExit(int seconds) {
   int status = 0;
   // A pidfd becomes readable when the process ends, so the wait needs no sleep and has a timeout.

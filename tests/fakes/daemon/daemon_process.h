@@ -37,6 +37,8 @@ class DaemonProcess {
   std::string Log() const;
 
   void Kill(int signal);
+  // Whether the daemon has not exited yet.
+  bool Lives() const;
   // Waits for the daemon to exit. Returns the exit status, or -signal. Kills the daemon after
   // `seconds` and returns -999.
   int WaitForExit(int seconds);

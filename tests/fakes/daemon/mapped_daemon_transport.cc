@@ -33,6 +33,7 @@ bool MappedDaemon::FakeStream::Write(const v1::AttachRequest& message) {
     if (pipe_->ended) return false;
   }
   std::lock_guard lock(daemon_.mutex_);
+  if (message.has_leave()) return true;  // FinishWriting follows and ends the session
   if (!message.has_hello()) {
     if (!session_->lost) daemon_.Answer(*session_, message);
     return true;

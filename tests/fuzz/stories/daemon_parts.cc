@@ -29,7 +29,8 @@ metrics::Metrics& AllMetrics() {
 
 }  // namespace
 
-DaemonParts::DaemonParts(Options options) : services_{} {
+DaemonParts::DaemonParts(Options options)
+    : heartbeats_(*options.clock), call_log_(logger_, *options.clock), services_{} {
   options.node.device = &Cpu();
   options.node.tenant_template.clock = options.clock;
   options.node.tenant_template.on_attention = [this] {
@@ -69,7 +70,9 @@ DaemonParts::DaemonParts(Options options) : services_{} {
   services_.metrics = &AllMetrics();
   serving::AddRpcMethods(AllMetrics());
   services_.logger = &logger_;
+  services_.call_log = &call_log_;
   services_.clock = options.clock;
+  services_.heartbeats = &heartbeats_;
   services_.device = &Cpu();
   services_.started = options.clock->Now();
   services_.max_message_bytes = 1 << 20;

@@ -48,6 +48,8 @@ class DaemonParts {
   static void ExpectNothingLeft(cache::Tenant& tenant);
 
   Logger logger_{{.level = LogLevel::kOff}};
+  Heartbeats heartbeats_;
+  serving::CallLog call_log_;
   serving::Services services_;
   std::unique_ptr<cache::Node> node_;
   std::unique_ptr<compaction::Compactor> compactor_;

@@ -50,7 +50,7 @@ class ThreadedStories : public testing::TestWithParam<Setting> {
     ASSERT_TRUE(scheduler.ok()) << scheduler.status();
     scheduler_ = *std::move(scheduler);
     parts_ = std::make_unique<DaemonParts>(PartsOptions());
-    ASSERT_TRUE(parts_->watcher().Listen(Socket(), 0600).ok());
+    ASSERT_TRUE(parts_->watcher().Listen(Socket(), 0600, all_peers_).ok());
     parts_->watcher().Start();
   }
   void TearDown() override {
@@ -98,6 +98,7 @@ class ThreadedStories : public testing::TestWithParam<Setting> {
   const SystemClock clock_;
   std::string folder_;
   std::unique_ptr<ThreadScheduler> scheduler_;
+  const Published<PeerRules> all_peers_{PeerRules()};
   std::unique_ptr<DaemonParts> parts_;
 };
 

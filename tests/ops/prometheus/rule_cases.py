@@ -208,6 +208,10 @@ ALERTS = {
         case("renewed", {"tessera_tls_certificate_expiry_timestamp_seconds":
                          f"{DAYS}x30 {9 * DAYS}x300"}),
     ),
+    "TesseraReloadFailed": (
+        case("refused", {"tessera_config_last_reload_successful": "1x4 0x5 1x300"}, Firing(6, 10)),
+        case("accepted", {"tessera_config_last_reload_successful": "1x300"}),
+    ),
     "TesseraTooManySeries": (
         case("8,001", {"scrape_samples_post_metric_relabeling": "8001x30 400x300"},
              Firing(15, 30)),

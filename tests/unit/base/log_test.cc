@@ -21,6 +21,7 @@ using ::testing::AllOf;
 using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using ::testing::MatchesRegex;
+using ::testing::Not;
 using ::testing::StartsWith;
 
 constexpr char kTime[] = "[0-9]+-[0-9]+-[0-9]+T[0-9]+:[0-9]+:[0-9]+\\.[0-9]+Z";
@@ -100,6 +101,16 @@ TEST(Log, LevelsBelowTheSetOneWriteNothing) {
   captured.logger().Log(LogLevel::kWarning, "c");
   captured.logger().Log(LogLevel::kError, "d");
   EXPECT_THAT(captured.text(), AllOf(HasSubstr(" warning c\n"), HasSubstr(" error d\n")));
+}
+
+TEST(Log, TheLevelCanChange) {
+  Captured captured(LogFormat::kText, LogLevel::kWarning);
+  captured.logger().set_level(LogLevel::kDebug);
+  captured.logger().Log(LogLevel::kDebug, "a");
+  EXPECT_THAT(captured.text(), HasSubstr(" debug a\n"));
+  captured.logger().set_level(LogLevel::kOff);
+  captured.logger().Log(LogLevel::kError, "b");
+  EXPECT_THAT(captured.text(), Not(HasSubstr(" error b\n")));
 }
 
 TEST(Log, OffWritesNothingAtAll) {

@@ -13,7 +13,9 @@
 #include <vector>
 
 #include "daemon/base/clock.h"
+#include "daemon/base/heartbeat.h"
 #include "daemon/base/strings.h"
+#include "tests/fakes/fake_clock.h"
 #include "tests/fakes/manual_scheduler.h"
 #include "tests/fakes/seed.h"
 
@@ -370,6 +372,36 @@ TEST(ThreadScheduler, TheEndDropsWhatWaitsAndWaitsForWhatRuns) {
   EXPECT_TRUE(saw_them_go);
   EXPECT_TRUE(saw_its_own_go);
   EXPECT_EQ(ran.load(), 0);
+}
+
+TEST(ThreadScheduler, FallsSilentOnlyWhileAllThreadsAreInTheirJobs) {
+  FakeClock clock;
+  Heartbeats heartbeats(clock);
+  Heartbeats::Pulse& pulse = heartbeats.Add("background jobs");
+  absl::StatusOr<std::unique_ptr<ThreadScheduler>> threads =
+      ThreadScheduler::Create({.threads = 1, .pulse = &pulse});
+  ASSERT_TRUE(threads.ok());
+  Arrivals began;
+  Arrivals released;
+  Arrivals ended;
+  (*threads)->Submit(Spec(JobPriority::kTails), [&] {
+    began.Arrive();
+    released.WaitFor(1);
+  });
+  ASSERT_TRUE(began.WaitFor(1));
+  clock.Advance(kHeartbeatLimit + std::chrono::seconds(1));
+  EXPECT_EQ(heartbeats.Hung(clock.Now()), "background jobs: no heartbeat for 11 s");
+  released.Arrive();
+  (*threads)->Submit(Spec(JobPriority::kTails), [&] { ended.Arrive(); });
+  ASSERT_TRUE(ended.WaitFor(1));
+  EXPECT_EQ(heartbeats.Hung(clock.Now()), std::nullopt);
+  // An idle thread beats without a job.
+  clock.Advance(kHeartbeatLimit + std::chrono::seconds(1));
+  const Clock::TimePoint deadline = SystemClock().Now() + kPatience;
+  while (heartbeats.Hung(clock.Now()).has_value()) ASSERT_LT(SystemClock().Now(), deadline);
+  threads->reset();
+  clock.Advance(2 * kHeartbeatLimit);
+  EXPECT_EQ(heartbeats.Hung(clock.Now()), std::nullopt);
 }
 
 }  // namespace

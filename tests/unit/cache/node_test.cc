@@ -39,7 +39,7 @@ class NodeTest : public testing::Test {
 TEST_F(NodeTest, NoTenantTakesEverySession) {
   const auto node = NewNode({{.name = "a"}, {.name = "b", .token = "x"}}, 3);
   const Tenant& a = *node->TenantByName("a");
-  const Tenant& b = *node->TenantByName("b");
+  Tenant& b = *node->TenantByName("b");
   // Even if earlier sessions are not open yet: attachments run concurrently.
   for (int i = 0; i < 2; ++i) ASSERT_TRUE(node->AdmitSession(a).ok());
   const absl::Status full = node->AdmitSession(a);

@@ -11,6 +11,7 @@
 #include "daemon/base/strings.h"
 #include "daemon/config/convert.h"
 #include "daemon/config/limits.h"
+#include "daemon/config/reload.h"
 
 namespace tessera::config {
 namespace {
@@ -90,6 +91,7 @@ TEST(Documentation, CommentsNameTheLimits) {
       {"compactor_linger_ms", kCompactorLingerMs},
       {"pin_limit_ms", kPinLimitMs},
       {"drain_limit_ms", kDrainLimitMs},
+      {"slow_call_ms", kSlowCallMs},
   };
   for (const auto& [field, range] : plain) {
     EXPECT_THAT(comments.at(field), HasSubstr(Concat("from ", range.min, " to ", range.max, ".")))
@@ -109,6 +111,13 @@ TEST(Documentation, CommentsNameTheLimits) {
                 HasSubstr(Concat("a multiple of ", whole(kExtentUnit), ", from ", whole(range.min),
                                  " to ", whole(range.max), ".")))
         << field;
+  }
+}
+
+TEST(Documentation, CommentsSayWhatAReloadApplies) {
+  for (const auto& [field, comment] : FieldComments()) {
+    const bool says_so = comment.find("A reload applies it.") != std::string::npos;
+    EXPECT_EQ(says_so, IsReloadable(field)) << field;
   }
 }
 

@@ -75,6 +75,7 @@ class Generator {
     config.compactor_linger = std::chrono::milliseconds(In(kCompactorLingerMs));
     config.pin_limit = std::chrono::milliseconds(In(kPinLimitMs));
     config.drain_limit = std::chrono::milliseconds(In(kDrainLimitMs));
+    config.slow_call = std::chrono::milliseconds(In(kSlowCallMs));
     config.log_level = static_cast<LogLevel>(In({0, 4}));
     config.log_format = static_cast<LogFormat>(In({0, 1}));
     config.tenants.clear();

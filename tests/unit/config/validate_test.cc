@@ -124,6 +124,7 @@ TEST(Validate, EveryRangeHoldsExactly) {
       {"compactor_linger_ms", kCompactorLingerMs, Setter(&Config::compactor_linger)},
       {"pin_limit_ms", kPinLimitMs, Setter(&Config::pin_limit)},
       {"drain_limit_ms", kDrainLimitMs, Setter(&Config::drain_limit)},
+      {"slow_call_ms", kSlowCallMs, Setter(&Config::slow_call)},
   };
   const DeviceMemory plenty = {.bytes = kTiB, .source = "the test"};
   for (const RangeRow& row : rows) {

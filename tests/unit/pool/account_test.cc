@@ -93,6 +93,22 @@ TEST(Account, HugeRequestsNeverWrapAround) {
   }
 }
 
+TEST(Account, ASmallerLimitRefusesUntilEnoughIsReturned) {
+  Account account("a", 1000);
+  absl::StatusOr<Charge> held = account.Reserve(MemoryTag::kTiles, 800);
+  ASSERT_TRUE(held.ok());
+  account.SetLimit(500);
+  EXPECT_EQ(account.used_bytes(), 800u);
+  const absl::Status refused = account.Reserve(MemoryTag::kTiles, 1).status();
+  EXPECT_NE(refused.ToString().find("800 B used of a limit of 500 B"), std::string::npos)
+      << refused;
+  held->ShrinkTo(300);
+  EXPECT_TRUE(account.Reserve(MemoryTag::kTiles, 200).ok());
+  EXPECT_FALSE(account.Reserve(MemoryTag::kTiles, 201).ok());
+  account.SetLimit(0);
+  EXPECT_TRUE(account.Reserve(MemoryTag::kTiles, 1 << 30).ok());
+}
+
 TEST(Account, WithoutALimitEverythingFits) {
   Account account("free", 0);
   EXPECT_TRUE(account.Reserve(MemoryTag::kTiles, std::uint64_t{1} << 62).ok());

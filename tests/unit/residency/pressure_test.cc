@@ -129,6 +129,23 @@ TEST_F(PressureTest, AboveTheHighMarkAJobGoesBelowTheLowOne) {
   EXPECT_FALSE(sequences.back()->offloaded());
 }
 
+TEST_F(PressureTest, ASmallerLimitIsMetInTheBackground) {
+  Build({{.hard = 8 * kMiB}});
+  std::vector<std::shared_ptr<Sequence>> sequences;
+  while (tenant(0).account().used_bytes() < 6 * kMiB) {
+    ASSERT_TRUE(Add(0, &sequences.emplace_back(), 100).ok());
+  }
+  clock_.Advance(2 * kIdle);
+  EXPECT_THAT(scheduler_.Queued(), testing::IsEmpty());
+  ASSERT_TRUE(
+      node_->SetTenants({{.name = "t0", .token = "t0", .hard_limit_bytes = 4 * kMiB}}).ok());
+  pressure_->WatchTenants();
+  EXPECT_THAT(scheduler_.Queued(), testing::ElementsAre("relieve"));
+  scheduler_.RunAll("relieve");
+  tenant(0).epochs().Collect();
+  EXPECT_LE(tenant(0).account().used_bytes(), 4 * kMiB * 80 / 100);
+}
+
 TEST_F(PressureTest, AJobThatFindsNothingIsNotQueuedAgainAtOnce) {
   Build({{.hard = 8 * kMiB}}, /*tier=*/0);
   while (Add(0, nullptr, 100).ok()) {

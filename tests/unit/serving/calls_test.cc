@@ -44,5 +44,13 @@ TEST(CallsTest, NoTenantTakesAnothersPart) {
   EXPECT_EQ(EnterAll(calls, TenantId(1)).size(), 10u) << "whoever leaves gives its place back";
 }
 
+TEST(CallsTest, MoreTenantsMakeTheSharesSmaller) {
+  Calls calls(20, 2);
+  const std::vector<Calls::Place> greedy = EnterAll(calls, TenantId(1));
+  EXPECT_EQ(greedy.size(), 10u);
+  calls.SetTenants(10);
+  EXPECT_EQ(EnterAll(calls, TenantId(2)).size(), 2u);
+}
+
 }  // namespace
 }  // namespace tessera::serving
