@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Draws deploy/docs/dashboard-*.png: a daemon works for two minutes, then draw.py asks Prometheus.
+"""Draws deploy/docs/dashboard-*.png: a daemon works for a while, then draw.py asks Prometheus.
 
 Usage: draw_pictures.py --binaries=FOLDER [--seconds=N] [--python=PYTHON with matplotlib]
 """
