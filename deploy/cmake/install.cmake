@@ -1,8 +1,13 @@
 # What `cmake --install` copies, by component:
 #
 #   daemon   tesserad, with its manual page and completion
-#   client   tessera (the command), likewise, and libtessera.so
+#   service  its systemd unit, user, folder and /etc/tessera/tesserad.json, for the prefix /usr;
+#            only if asked for
+#   client   tessera (the command), with its manual page and completion
+#   library  libtessera.so.1
 #   dev      public headers, libtessera.a (C), libtessera-client.a (C++), CMake package, pkg-config
+#
+# deploy/packaging/packages.cmake makes Debian packages of them.
 
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
@@ -10,7 +15,7 @@ include(CMakePackageConfigHelpers)
 install(TARGETS tesserad RUNTIME COMPONENT daemon)
 install(TARGETS tessera RUNTIME COMPONENT client)
 install(TARGETS tessera_shared
-  LIBRARY COMPONENT client NAMELINK_COMPONENT dev)
+  LIBRARY COMPONENT library NAMELINK_COMPONENT dev)
 set(documents ${PROJECT_BINARY_DIR}/documents)
 install(FILES ${documents}/tesserad.8 DESTINATION ${CMAKE_INSTALL_MANDIR}/man8 COMPONENT daemon)
 install(FILES ${documents}/tessera.1 DESTINATION ${CMAKE_INSTALL_MANDIR}/man1 COMPONENT client)
@@ -49,10 +54,24 @@ foreach(name tessera tessera-client)
     DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig COMPONENT dev)
 endforeach()
 
-# ---- What images have to know of the build.
+# ---- The service. Its paths are those of a system, whatever the prefix of the rest.
+function(tessera_install_service file destination name)
+  install(FILES ${file} DESTINATION ${destination} RENAME ${name}
+    COMPONENT service EXCLUDE_FROM_ALL)
+endfunction()
+tessera_install_service(deploy/systemd/tesserad.service lib/systemd/system tesserad.service)
+tessera_install_service(deploy/systemd/sysusers.conf lib/sysusers.d tessera.conf)
+tessera_install_service(deploy/systemd/tmpfiles.conf lib/tmpfiles.d tessera.conf)
+tessera_install_service(deploy/packaging/tesserad.json /etc/tessera tesserad.json)
+if(TESSERA_HAVE_CUDA)
+  tessera_install_service(deploy/systemd/cuda.conf lib/systemd/system/tesserad.service.d cuda.conf)
+endif()
+
+# ---- What images and packages have to know of the build.
 set(cuda_version)
 if(TESSERA_HAVE_CUDA)
   set(cuda_version ${CUDAToolkit_VERSION})
 endif()
 file(CONFIGURE OUTPUT ${PROJECT_BINARY_DIR}/facts.json
   CONTENT "{\"version\": \"@PROJECT_VERSION@\", \"cuda\": \"@cuda_version@\"}\n" @ONLY)
+include(deploy/packaging/packages.cmake)

@@ -39,7 +39,7 @@ class Installed(unittest.TestCase):
         cls.addClassCleanup(shutil.rmtree, cls.folder)
         cls.prefix = cls.folder / "prefix"
         cls.files = {}
-        for component in ("daemon", "client", "dev"):
+        for component in ("daemon", "client", "library", "dev"):
             before = cls.listed()
             run(arguments.cmake, "--install", arguments.build, "--prefix", cls.prefix,
                 "--component", component)
@@ -90,12 +90,15 @@ class Installed(unittest.TestCase):
 
     def test_components(self):
         completions = "share/bash-completion/completions/"
-        self.assertEqual(self.files["daemon"], {"bin/tesserad", "share/man/man8/tesserad.8",
-                                                completions + "tesserad"})
-        wanted = {"bin/tessera", "share/man/man1/tessera.1", completions + "tessera"}
-        self.assertLessEqual(wanted, self.files["client"])
-        self.assertTrue(all(pathlib.PurePath(file).name.startswith("libtessera.so.")
-                            for file in self.files["client"] - wanted), self.files["client"])
+        self.assertEqual(self.files["daemon"],
+                         {"bin/tesserad", "share/man/man8/tesserad.8", completions + "tesserad",
+                          "share/doc/tesserad/copyright"})
+        self.assertEqual(self.files["client"],
+                         {"bin/tessera", "share/man/man1/tessera.1", completions + "tessera",
+                          "share/doc/tessera/copyright"})
+        names = {pathlib.PurePath(file).name for file in self.files["library"]} - {"copyright"}
+        self.assertIn("libtessera.so.1", names)
+        self.assertTrue(all(name.startswith("libtessera.so.") for name in names), names)
         for wanted in ("include/tessera/worker.h", "include/tessera/tessera.h"):
             self.assertIn(wanted, self.files["dev"])
         for name in ("libtessera-client.a", "TesseraConfig.cmake", "tessera.pc",
