@@ -1,5 +1,6 @@
 #include "daemon/serving/node_collector.h"
 
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <memory>
