@@ -112,8 +112,8 @@ TEST_F(CallLogs, TheCallerIsTheOneWhoConnected) {
     return 98;
   });
   EXPECT_EQ(status, 1);
-  EXPECT_THAT(AwaitLog("prefix 815"),
-              ContainsRegex("object=\"sequence or prefix 815\" outcome=NOT_FOUND uid=12345 "
+  EXPECT_THAT(AwaitLog("method=Evict"),
+              ContainsRegex("object=\"sequence or prefix [0-9]+\" outcome=NOT_FOUND uid=12345 "
                             "gid=4321 pid=[1-9]"));
 }
 
@@ -149,8 +149,8 @@ TEST_F(CallLogs, ASlowCallIsLoggedWithItsTrace) {
   v1::AppendRequest append;
   *append.mutable_session() = worker.key();
   append.set_sequence_id(created.sequence_id());
-  *append.mutable_key() = fakes::SmallRows(8, 4096, 1);
-  *append.mutable_value() = fakes::SmallRows(8, 4096, 2);
+  *append.mutable_key() = fakes::SmallRows(8, 2048, 1);
+  *append.mutable_value() = fakes::SmallRows(8, 2048, 2);
   grpc::ClientContext context;
   context.AddMetadata("traceparent", kTraceParent);
   v1::AppendResponse appended;
