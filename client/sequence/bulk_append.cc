@@ -8,14 +8,12 @@
 
 #include "client/error/error_info.h"
 #include "client/mapped/mapped_memory.h"
+#include "client/session/tensor_carrier.h"
 #include "daemon/base/strings.h"
 
 namespace tessera::client {
 
 namespace {
-
-// Bytes of a message besides those of its tensors.
-constexpr std::uint64_t kMessageOverhead = 4096;
 
 // Whether the outcome of a call that failed like this is unknown.
 bool IsUncertain(const absl::Status& status) {

@@ -5,14 +5,12 @@
 #include "client/mapped/mapped_memory.h"
 #include "client/sequence/sequence_state.h"
 #include "client/session/kernel_types.h"
+#include "client/session/tensor_carrier.h"
 #include "daemon/base/strings.h"
 
 namespace tessera::client {
 
 namespace {
-
-// Bytes of a message besides those of its tensors.
-constexpr std::uint64_t kMessageOverhead = 4096;
 
 static_assert(static_cast<int>(ValueType::kFp8) == v1::VALUE_TYPE_FP8);
 static_assert(static_cast<int>(Summary::kMinMax) == v1::BLOCK_SUMMARY_MIN_MAX);

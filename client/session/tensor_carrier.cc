@@ -9,7 +9,7 @@ namespace tessera::client {
 
 namespace {
 
-constexpr std::uint64_t kAlignment = 64;
+constexpr std::uint64_t kCarriedAlignment = 64;
 // Bytes of the session's key and of the framing of tensors in a message.
 constexpr std::uint64_t kFrame = 256;
 
@@ -17,7 +17,7 @@ constexpr std::uint64_t kFrame = 256;
 
 void TensorCarrier::Add(v1::Tensor& tensor, std::span<const std::byte> bytes) {
   loads_.push_back({&tensor, bytes, bytes_});
-  bytes_ += (bytes.size() + kAlignment - 1) / kAlignment * kAlignment;
+  bytes_ += (bytes.size() + kCarriedAlignment - 1) / kCarriedAlignment * kCarriedAlignment;
 }
 
 absl::Status TensorCarrier::Carry(std::string_view what, std::uint64_t rest) {

@@ -15,6 +15,9 @@
 
 namespace tessera::client {
 
+// Bytes of a message besides those of its tensors, at most.
+inline constexpr std::uint64_t kMessageOverhead = 4096;
+
 // Must live until the call has returned, because it holds the place in the arena.
 class TensorCarrier {
  public:

@@ -4,14 +4,13 @@
 #include <cstring>
 
 #include "client/sequence/compression.h"
+#include "client/session/tensor_carrier.h"
 #include "daemon/base/strings.h"
 
 namespace tessera::client {
 
 namespace {
 
-// Bytes of an RPC besides those of its tensors.
-constexpr std::uint64_t kMessageOverhead = 4096;
 constexpr std::uint64_t kItemOverhead = 128;
 
 // Bytes of one row in the request or the response, whichever is larger.

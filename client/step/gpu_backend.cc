@@ -16,7 +16,7 @@ namespace cuda = kernels::cuda;
 
 namespace {
 
-constexpr std::uint64_t kAlignment = 256;  // alignment of the parts of device memory
+constexpr std::uint64_t kPartAlignment = 256;  // alignment of the parts of device memory
 // Device memory begins with one fault word per kind of image: with a lane per kv head, and with a
 // lane per query head.
 constexpr int kFaults = 2;
@@ -100,12 +100,12 @@ void GpuBackend::Measure(const StepBatch& batch) {
   // If the batch differs, Attend requests its rules.
   rules_.resize(batch.items().size(), rules_.empty() ? std::nullopt : rules_.back());
   sinks_at_.assign(model.layers(), 0);
-  std::uint64_t next = kAlignment;  // after the fault words
+  std::uint64_t next = kPartAlignment;  // after the fault words
   for (std::uint32_t layer = 0; layer < model.layers(); ++layer) {
     if (model.geometry(layer).sinks == nullptr) continue;
     sinks_at_[layer] = next;
-    next += (model.geometry(layer).query_heads * sizeof(float) + kAlignment - 1) / kAlignment *
-            kAlignment;
+    next += (model.geometry(layer).query_heads * sizeof(float) + kPartAlignment - 1) /
+            kPartAlignment * kPartAlignment;
   }
   image_at_ = next;
   MeasureImage(batch);
@@ -189,7 +189,7 @@ absl::Status GpuBackend::PrepareQueries(const StepBatch& batch) {
   for (std::uint32_t layer = 0; layer < model.layers(); ++layer) {
     queries_of_.push_back({.at = end});
     const std::uint64_t bytes = rows * model.geometry(layer).query_heads * model.row_bytes(layer);
-    end += (bytes + kAlignment - 1) / kAlignment * kAlignment;
+    end += (bytes + kPartAlignment - 1) / kPartAlignment * kPartAlignment;
   }
   settled_queries_.resize(std::max<std::size_t>(settled_queries_.size(), end / sizeof(Line)));
   return end > queries_.bytes() ? GpuStatus(queries_.Grow(2 * end)) : absl::OkStatus();

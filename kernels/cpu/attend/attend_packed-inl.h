@@ -43,8 +43,8 @@ TESSERA_SIMD std::uint32_t VisibleRowsOf(const AttendPart& part, const Gathered&
 
 // Expands the live rows of a list, each to its index, while prefetching the rows of `ahead`.
 template <ValueType kValues, int kGroup>
-TESSERA_SIMD void ExpandListed(const AttendPart& part, const RowList& list, Span live,
-                               const RowList& ahead, std::byte* to) {
+TESSERA_PER_PASS void ExpandListed(const AttendPart& part, const RowList& list, Span live,
+                                   const RowList& ahead, std::byte* to) {
   const auto padded = static_cast<int>(part.padded_channels);
   const std::uint32_t row_data = list.row_data;
   WithSteps(list.channels, padded, [&]<int kSteps>() TESSERA_INLINE_LAMBDA {
@@ -61,7 +61,7 @@ TESSERA_SIMD void ExpandListed(const AttendPart& part, const RowList& list, Span
 template <ElementType kType>
 struct FloatEngine {
   // Queries are fp32 in channel order.
-  TESSERA_SIMD void LoadQueries(const PartContext& context) {
+  TESSERA_PER_PASS void LoadQueries(const PartContext& context) {
     const AttendPart& part = *context.part;
     const std::uint32_t channels = part.padded_channels;
     for (std::uint32_t r = 0; r < part.row_count; ++r) {
@@ -85,9 +85,12 @@ struct FloatEngine {
   TESSERA_SIMD void DotKeys(const PartContext& context, const RowList& keys, Span live,
                             const RowList& ahead, std::byte* plain) {
     ExpandListed<kValues, kGroup>(*context.part, keys, live, ahead, plain);
+    DotPlain(context, plain, live);
+  }
+  TESSERA_PER_PASS void DotPlain(const PartContext& context, const std::byte* keys, Span live) {
     ForEachRowGroup(context.part->row_count,
                     [&]<int kRows>(std::uint32_t row)
-                        TESSERA_INLINE_LAMBDA { Dot<kRows>(context, plain, live, row); });
+                        TESSERA_INLINE_LAMBDA { Dot<kRows>(context, keys, live, row); });
   }
   template <int kRows>
   TESSERA_SIMD void Dot(const PartContext& context, const std::byte* keys, Span live,
@@ -106,9 +109,12 @@ struct FloatEngine {
   TESSERA_SIMD void AddValues(const PartContext& context, const RowList& values, Span live,
                               const RowList& ahead, std::byte* plain) {
     ExpandListed<kValues, kGroup>(*context.part, values, live, ahead, plain);
+    AddPlain(context, plain, live);
+  }
+  TESSERA_PER_PASS void AddPlain(const PartContext& context, const std::byte* values, Span live) {
     ForEachRowGroup(context.part->row_count,
                     [&]<int kRows>(std::uint32_t row)
-                        TESSERA_INLINE_LAMBDA { Add<kRows>(context, plain, live, row); });
+                        TESSERA_INLINE_LAMBDA { Add<kRows>(context, values, live, row); });
   }
   template <int kRows>
   TESSERA_SIMD void Add(const PartContext& context, const std::byte* values, Span live,
@@ -153,8 +159,8 @@ TESSERA_SIMD bool SeenByAll(const AttendPart& part, const Gathered& gathered,
 }
 
 // Fills the gathered rows visible to each query row; returns those visible to any.
-TESSERA_SIMD std::uint32_t FindVisible(const AttendPart& part, const Gathered& gathered,
-                                       const CommonRange& common, PackedScratch& packed) {
+TESSERA_PER_PASS std::uint32_t FindVisible(const AttendPart& part, const Gathered& gathered,
+                                           const CommonRange& common, PackedScratch& packed) {
   if (SeenByAll(part, gathered, common)) {
     const std::uint32_t every = RowBits(0, static_cast<int>(gathered.rows));
     for (std::uint32_t r = 0; r < part.row_count; ++r) packed.visible[r] = every;
@@ -170,8 +176,8 @@ TESSERA_SIMD std::uint32_t FindVisible(const AttendPart& part, const Gathered& g
 
 // Turns the logits of every query row into weights.
 template <class Engine>
-TESSERA_SIMD void WeighGathered(const PartContext& context, const RowFactors& factors,
-                                const PackedScratch& packed) {
+TESSERA_PER_PASS void WeighGathered(const PartContext& context, const RowFactors& factors,
+                                    const PackedScratch& packed) {
   const AttendPart& part = *context.part;
   const auto channels = static_cast<int>(part.padded_channels);
   Scratch& scratch = *context.scratch;
@@ -185,8 +191,8 @@ TESSERA_SIMD void WeighGathered(const PartContext& context, const RowFactors& fa
 
 // Reads the scales and log-weights of the gathered rows.
 template <bool kScaled>
-TESSERA_SIMD RowFactors ReadFactors(const PartContext& context, const Gathered& gathered,
-                                    PackedScratch& packed) {
+TESSERA_PER_PASS RowFactors ReadFactors(const PartContext& context, const Gathered& gathered,
+                                        PackedScratch& packed) {
   const AttendPart& part = *context.part;
   for (std::uint32_t i = 0; i < gathered.count; ++i) {
     const Piece& piece = gathered.pieces[i];

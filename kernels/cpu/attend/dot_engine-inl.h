@@ -22,7 +22,7 @@ struct DotEngine {
     return reinterpret_cast<std::uint16_t*>(context.scratch->queries) +
            row * context.part->padded_channels;
   }
-  TESSERA_SIMD void LoadQueries(const PartContext& context) {
+  TESSERA_PER_PASS void LoadQueries(const PartContext& context) {
     const AttendPart& part = *context.part;
     for (std::uint32_t r = 0; r < part.row_count; ++r) {
       RoundRow(reinterpret_cast<const float*>(part.rows[r].query),
@@ -97,8 +97,12 @@ struct DotEngine {
         });
     if (sparse) return;
     ExpandListed<kValues, kGroup>(part, keys, live, ahead, plain);
+    DotPlain(context, plain, live);
+  }
+  TESSERA_PER_PASS void DotPlain(const PartContext& context, const std::byte* keys, Span live) {
+    const AttendPart& part = *context.part;
     ForEachRowGroup(part.row_count, [&]<int kRows>(std::uint32_t row) TESSERA_INLINE_LAMBDA {
-      DotDense<kRows>(plain, static_cast<int>(part.padded_channels), live, QueryOf(context, row),
+      DotDense<kRows>(keys, static_cast<int>(part.padded_channels), live, QueryOf(context, row),
                       context.scratch->weights + row);
     });
   }
@@ -249,9 +253,12 @@ struct DotEngine {
       if (whole) return;
     }
     ExpandPairs<kValues, kGroup>(part, values, live, ahead, plain);
-    ForEachRowGroup(part.row_count, [&]<int kRows>(std::uint32_t row) TESSERA_INLINE_LAMBDA {
-      Add<kRows>(context, plain, live, row);
-    });
+    AddPairs(context, plain, live);
+  }
+  TESSERA_PER_PASS void AddPairs(const PartContext& context, const std::byte* values, Span live) {
+    ForEachRowGroup(context.part->row_count,
+                    [&]<int kRows>(std::uint32_t row)
+                        TESSERA_INLINE_LAMBDA { Add<kRows>(context, values, live, row); });
   }
 
   TESSERA_SIMD void Finish(const PartContext& context) {

@@ -64,7 +64,7 @@ TESSERA_SIMD void RepeatLast(std::uint32_t rows, RowList& list) {
 }
 
 // Gathers the next rows of the part, up to 32.
-TESSERA_SIMD void Gather(const AttendPart& part, Cursor& cursor, Gathered& gathered) {
+TESSERA_PER_PASS void Gather(const AttendPart& part, Cursor& cursor, Gathered& gathered) {
   gathered.count = 0;
   gathered.rows = 0;
   while (gathered.rows < kTileRows && cursor.run < part.run_count) {
@@ -101,8 +101,8 @@ struct ShortRows {
 
 // Replaces such V rows in the list by copies: `plain_bytes` from each row's start must be readable
 // whatever its bitmap says, and a step past its end. K rows need no copies: V follows them.
-TESSERA_SIMD void CopyShortRows(const TileLayout& layout, std::uint32_t plain_bytes,
-                                Gathered& gathered, ShortRows& copies) {
+TESSERA_PER_PASS void CopyShortRows(const TileLayout& layout, std::uint32_t plain_bytes,
+                                    Gathered& gathered, ShortRows& copies) {
   const std::uint32_t begin = layout.value_data;
   const std::uint32_t row_data = layout.value_row.data;
   const std::uint32_t loaded =

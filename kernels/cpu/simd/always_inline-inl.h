@@ -6,6 +6,9 @@
 #define TESSERA_MEMBER inline __attribute__((always_inline))
 #define TESSERA_SIMD static TESSERA_MEMBER
 #define TESSERA_INLINE_LAMBDA __attribute__((always_inline))
+// For what runs once per pass over up to 32 rows: there a call costs nothing, while a copy in each
+// instantiation of its callers would double the code.
+#define TESSERA_PER_PASS static __attribute__((noinline))
 
 // For loops over registers: an array of vectors is kept in registers only if its loops are
 // unrolled.

@@ -23,15 +23,15 @@ using testing::ContainsRegex;
 using testing::HasSubstr;
 using testing::Not;
 
-const std::string kFirst = "CPU-aaaaaaaa-0000-0000-0000-000000000001";
-const std::string kSecond = "CPU-bbbbbbbb-0000-0000-0000-000000000002";
+const std::string kFirstDaemon = "CPU-aaaaaaaa-0000-0000-0000-000000000001";
+const std::string kSecondDaemon = "CPU-bbbbbbbb-0000-0000-0000-000000000002";
 
 class Directory : public testing::Test {
  protected:
   void SetUp() override {
     folder_ = fakes::MakeTemporaryFolder();
-    first_ = Start(kFirst);
-    second_ = Start(kSecond);
+    first_ = Start(kFirstDaemon);
+    second_ = Start(kSecondDaemon);
     ASSERT_TRUE(first_ != nullptr && second_ != nullptr);
   }
   void TearDown() override {
@@ -67,11 +67,11 @@ class Directory : public testing::Test {
 
 TEST_F(Directory, SeveralDaemonsAreListedUntilADeviceIsNamed) {
   EXPECT_THAT(Run("status" + there(), 1),
-              AllOf(HasSubstr("has 2 sockets"), HasSubstr(kFirst + ".sock"),
-                    HasSubstr(kSecond + ".sock"), HasSubstr("--device")));
+              AllOf(HasSubstr("has 2 sockets"), HasSubstr(kFirstDaemon + ".sock"),
+                    HasSubstr(kSecondDaemon + ".sock"), HasSubstr("--device")));
   EXPECT_THAT(Run("status --json --device=CPU-b" + there()),
-              AllOf(HasSubstr(kSecond), Not(HasSubstr(kFirst))));
-  EXPECT_THAT(Run("status --device=CPU-b" + there()), HasSubstr("uuid " + kSecond));
+              AllOf(HasSubstr(kSecondDaemon), Not(HasSubstr(kFirstDaemon))));
+  EXPECT_THAT(Run("status --device=CPU-b" + there()), HasSubstr("uuid " + kSecondDaemon));
   EXPECT_THAT(Run("status --device=CPU-c" + there(), 1), HasSubstr("has no socket for CPU-c"));
   EXPECT_THAT(Run("status --device=3" + there(), 2), HasSubstr("device \"3\""));
   EXPECT_THAT(Run(Concat("status --device=CPU-b --address=", first_->address()), 2),
@@ -83,21 +83,21 @@ TEST_F(Directory, SeveralDaemonsAreListedUntilADeviceIsNamed) {
 TEST_F(Directory, TheOnlyDaemonNeedsNoDevice) {
   second_->Kill(SIGTERM);
   ASSERT_EQ(second_->WaitForExit(10), 0);
-  EXPECT_THAT(Run("status --json" + there()), HasSubstr(kFirst));
+  EXPECT_THAT(Run("status --json" + there()), HasSubstr(kFirstDaemon));
 }
 
 TEST_F(Directory, AllShowsALinePerDaemonAndWhichDoNotAnswer) {
   EXPECT_THAT(Run("status --all" + there()),
-              AllOf(ContainsRegex("cpu +" + kFirst + " .*serving"),
-                    ContainsRegex("cpu +" + kSecond + " .*serving")));
+              AllOf(ContainsRegex("cpu +" + kFirstDaemon + " .*serving"),
+                    ContainsRegex("cpu +" + kSecondDaemon + " .*serving")));
   EXPECT_THAT(Run("top --all --once" + there()),
-              AllOf(HasSubstr(kFirst), HasSubstr(kSecond), HasSubstr("sessions")));
+              AllOf(HasSubstr(kFirstDaemon), HasSubstr(kSecondDaemon), HasSubstr("sessions")));
   first_->Kill(SIGKILL);
   first_->WaitForExit(5);
   EXPECT_THAT(Run("status --all" + there()),
-              AllOf(ContainsRegex("- +" + kFirst + " .*no answer"),
+              AllOf(ContainsRegex("- +" + kFirstDaemon + " .*no answer"),
                     HasSubstr("no daemon answers at unix:" + first_->socket_path()),
-                    ContainsRegex("cpu +" + kSecond + " .*serving")));
+                    ContainsRegex("cpu +" + kSecondDaemon + " .*serving")));
   EXPECT_THAT(Run("status --all --json" + there()),
               AllOf(HasSubstr("{\"daemons\":[{\"address\":\"unix:" + first_->socket_path()),
                     HasSubstr("\"stats\":null"), HasSubstr("\"error\":\"\",\"stats\":{")));
@@ -113,7 +113,7 @@ TEST_F(Directory, WorkersAndDrainsReachTheDaemonThatIsNamed) {
               HasSubstr("has 2 sockets"));
   Run("drain --device=CPU-b" + there());
   EXPECT_EQ(second_->WaitForExit(10), 0);
-  EXPECT_THAT(Run("status --json" + there()), HasSubstr(kFirst)) << "the other one serves on";
+  EXPECT_THAT(Run("status --json" + there()), HasSubstr(kFirstDaemon)) << "the other one serves on";
 }
 
 TEST_F(Directory, ACommandWithItsOwnDaemonTakesNoDevice) {

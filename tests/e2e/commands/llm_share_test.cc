@@ -31,7 +31,7 @@ using cli::eval::RecallTasks;
 using cli::eval::Tokens;
 using testing::HasSubstr;
 
-const std::string kFolder = TESSERA_RECALL_FOLDER;
+const std::string kSharedModel = TESSERA_RECALL_FOLDER;
 
 struct NamedPolicy {
   const char* name;
@@ -67,13 +67,13 @@ class SharedText : public testing::TestWithParam<NamedPolicy> {
  protected:
   void SetUp() override {
     ASSERT_NE(daemon_, nullptr);
-    auto vocab = llm::Vocab::Read(kFolder + "/vocab.json");
+    auto vocab = llm::Vocab::Read(kSharedModel + "/vocab.json");
     ASSERT_TRUE(vocab.ok()) << vocab.status();
     auto tasks = RecallTasks::Create(*vocab);
     ASSERT_TRUE(tasks.ok()) << tasks.status();
     tasks_.emplace(*std::move(tasks));
     vocab_.emplace(*std::move(vocab));
-    auto model = llm::Model::Load(kFolder);
+    auto model = llm::Model::Load(kSharedModel);
     ASSERT_TRUE(model.ok()) << model.status();
     model_ = *std::move(model);
   }
@@ -160,7 +160,7 @@ class SharedText : public testing::TestWithParam<NamedPolicy> {
   Said AskAProcess(const Text& text) {
     const std::span<const llm::TokenId> words = std::span(text.sample.prompt).subspan(1);
     const std::string line =
-        Concat(TESSERA_BINARY " generate --address=", daemon_->address(), " --model=", kFolder,
+        Concat(TESSERA_BINARY " generate --address=", daemon_->address(), " --model=", kSharedModel,
                " --policy='", GetParam().text, "' --share=", text.head,
                " --tokens=", text.sample.answer.size(), " '", vocab_->Decode(words), "' 2>&1");
     FILE* const pipe = ::popen(line.c_str(), "r");

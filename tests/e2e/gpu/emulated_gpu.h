@@ -39,4 +39,9 @@ class EmulatedGpu {
   const bool by_descriptor_;
 };
 
+// A base class before the workers of a fixture, so that the GPU outlives them.
+struct WithEmulatedGpu {
+  EmulatedGpu gpu{true};
+};
+
 }  // namespace tessera

@@ -14,11 +14,6 @@
 namespace tessera {
 namespace {
 
-// A base class before the workers, so that the GPU outlives them.
-struct WithEmulatedGpu {
-  EmulatedGpu gpu{true};
-};
-
 class SelectionsOnGpu : protected WithEmulatedGpu, public PackedLanes {
  protected:
   static std::vector<std::uint16_t> Rows(std::span<const std::uint16_t> rows) {

@@ -16,11 +16,6 @@
 namespace tessera {
 namespace {
 
-// A base class before the workers, so that the GPU outlives them.
-struct WithEmulatedGpu {
-  EmulatedGpu gpu{true};
-};
-
 class TokensOnGpu : protected WithEmulatedGpu, public Tokens {
  protected:
   TokensOnGpu() : Tokens(gpu.StartDaemon({"--device=cuda:0"}), &gpu.platform) {}

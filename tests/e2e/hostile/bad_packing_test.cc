@@ -24,17 +24,17 @@ using fakes::SmallRows;
 using grpc::StatusCode;
 using testing::HasSubstr;
 
-constexpr int kHeadDim = 64;
+constexpr int kPackedHeadDim = 64;
 
 // [2 layers][2 kv heads][64 channels][64]: the identity, in bf16.
 v1::Tensor Identities() {
   v1::Tensor tensor;
   tensor.set_dtype(v1::DTYPE_BF16);
-  for (int dimension : {2, 2, kHeadDim, kHeadDim}) tensor.add_shape(dimension);
-  std::vector<std::uint16_t> values(4 * kHeadDim * kHeadDim);
+  for (int dimension : {2, 2, kPackedHeadDim, kPackedHeadDim}) tensor.add_shape(dimension);
+  std::vector<std::uint16_t> values(4 * kPackedHeadDim * kPackedHeadDim);
   for (int matrix = 0; matrix < 4; ++matrix) {
-    for (int i = 0; i < kHeadDim; ++i) {
-      values[(matrix * kHeadDim + i) * kHeadDim + i] = kernels::FloatToBf16(1.0f);
+    for (int i = 0; i < kPackedHeadDim; ++i) {
+      values[(matrix * kPackedHeadDim + i) * kPackedHeadDim + i] = kernels::FloatToBf16(1.0f);
     }
   }
   tensor.set_inline_(values.data(), values.size() * sizeof(std::uint16_t));
@@ -44,11 +44,12 @@ v1::Tensor Identities() {
 // Overwrites one element of one matrix: layer 1, kv head 0, row 5.
 void Spoil(v1::Tensor& tensor, int column, float value) {
   const std::uint16_t bits = kernels::FloatToBf16(value);
-  std::memcpy(tensor.mutable_inline_()->data() + ((2 * kHeadDim + 5) * kHeadDim + column) * 2,
-              &bits, sizeof bits);
+  std::memcpy(
+      tensor.mutable_inline_()->data() + ((2 * kPackedHeadDim + 5) * kPackedHeadDim + column) * 2,
+      &bits, sizeof bits);
 }
 
-struct Mistake {
+struct PackingMistake {
   std::string name;
   std::function<void(v1::CompressRequest&)> make;
   StatusCode code;
@@ -105,8 +106,8 @@ class BadPacking : public testing::Test {
     request.set_sequence_id(sequence_);
     v1::Tensor& query = *request.mutable_query();
     query.set_dtype(v1::DTYPE_BF16);
-    for (int dimension : {1, 4, kHeadDim}) query.add_shape(dimension);
-    query.set_inline_(std::string(4 * kHeadDim * 2, '\0'));
+    for (int dimension : {1, 4, kPackedHeadDim}) query.add_shape(dimension);
+    query.set_inline_(std::string(4 * kPackedHeadDim * 2, '\0'));
     request.mutable_selection()->set_rate(0.5);
     return request;
   }
@@ -119,9 +120,9 @@ class BadPacking : public testing::Test {
     return response.SerializeAsString();
   }
 
-  void Check(const std::vector<Mistake>& mistakes) {
+  void Check(const std::vector<PackingMistake>& mistakes) {
     const std::string before = Described();
-    for (const Mistake& mistake : mistakes) {
+    for (const PackingMistake& mistake : mistakes) {
       SCOPED_TRACE(mistake.name);
       v1::CompressRequest request = GoodCompress();
       mistake.make(request);
@@ -375,14 +376,14 @@ TEST_F(BadPacking, Selections) {
       {"too many queries",
        [](auto& r) {
          r.mutable_query()->set_shape(0, 257);
-         r.mutable_query()->mutable_inline_()->resize(257 * 4 * kHeadDim * 2);
+         r.mutable_query()->mutable_inline_()->resize(257 * 4 * kPackedHeadDim * 2);
        },
        kInvalid,
        {"query has 257 rows", "limit is 256"}},
       {"more queries than tokens",
        [](auto& r) {
          r.mutable_query()->set_shape(0, 41);
-         r.mutable_query()->mutable_inline_()->resize(41 * 4 * kHeadDim * 2);
+         r.mutable_query()->mutable_inline_()->resize(41 * 4 * kPackedHeadDim * 2);
        },
        kInvalid,
        {"41 rows", "40 tokens"}},

@@ -27,7 +27,7 @@ namespace {
     EXPECT_EQ(GetErrorInfo(status).cause, ErrorCause::kArgument) << #call;   \
   } while (false)
 
-ModelGeometry TinyModel() {
+ModelGeometry OneLayerModel() {
   ModelGeometry model;
   model.name = "tiny";
   model.layers.assign(1, {.query_heads = 2, .kv_heads = 1, .head_dim = 64});
@@ -36,7 +36,7 @@ ModelGeometry TinyModel() {
 
 TEST(Arguments, EmptySequencesAreRefused) {
   TestRandom random;
-  Decoder decoder(random, TinyModel());
+  Decoder decoder(random, OneLayerModel());
   Sequence moved = *decoder.worker->CreateSequence(decoder.model);
   const Sequence kept = std::move(moved);
   Sequence none;
@@ -82,7 +82,7 @@ TEST(Arguments, EmptySequencesAreRefused) {
 
 TEST(Arguments, EmptyModelsStepsAndTensorsAreRefused) {
   TestRandom random;
-  Decoder decoder(random, TinyModel());
+  Decoder decoder(random, OneLayerModel());
   Worker& worker = *decoder.worker;
   const Model none;
   EXPECT_EQ(none.geometry().layers.size(), 0u);
@@ -258,7 +258,7 @@ TEST(CArguments, NullIsRefusedByEveryFunction) {
 
 TEST(CArguments, EveryPointerIsNamed) {
   TestRandom random;
-  Decoder decoder(random, TinyModel());
+  Decoder decoder(random, OneLayerModel());
   tessera_worker worker = {std::move(decoder.worker)};
   tessera_model model = {decoder.model};
   tessera_sequence* sequence = nullptr;

@@ -13,7 +13,7 @@
 namespace tessera::client {
 namespace {
 
-ModelGeometry SmallModel() {
+ModelGeometry LeasedModel() {
   ModelGeometry model;
   model.name = "small";
   model.layers.assign(2, {.query_heads = 4, .kv_heads = 2, .head_dim = 64});
@@ -91,12 +91,12 @@ TEST(Lease, LossUnmapsEverythingAtOnceAndNamesTheReason) {
   TestRandom random;
   fakes::MappedDaemon daemon({.seed = random.Bits()});
   Attached attached(daemon);
-  absl::StatusOr<Model> model = attached.worker->RegisterModel(SmallModel());
+  absl::StatusOr<Model> model = attached.worker->RegisterModel(LeasedModel());
   TESSERA_ASSERT_OK(model.status());
   absl::StatusOr<Sequence> sequence = attached.worker->CreateSequence(*model);
   TESSERA_ASSERT_OK(sequence.status());
   Sequence* batch[] = {&*sequence};
-  const BoundModel bound(ModelId(1), SmallModel(), 4);
+  const BoundModel bound(ModelId(1), LeasedModel(), 4);
   LayerRows rows(random, bound, 0, 1);
   {
     absl::StatusOr<Step> step = attached.worker->BeginStep(batch);
@@ -139,7 +139,7 @@ class StoppingExecutor final : public Executor {
 
 TEST(Lease, ACallInFlightKeepsItsMemoryUntilItReturns) {
   TestRandom random;
-  Decoder decoder(random, SmallModel());
+  Decoder decoder(random, LeasedModel());
   Track track = decoder.NewTrack();
   decoder.Prefill(track, 100);
   TESSERA_ASSERT_OK(decoder.RunStep(track));
@@ -166,7 +166,7 @@ TEST(Lease, ACallInFlightKeepsItsMemoryUntilItReturns) {
 
 TEST(Lease, ReattachTellsWhatIsGoneAndRegistersModelsAgain) {
   TestRandom random;
-  Decoder decoder(random, SmallModel());
+  Decoder decoder(random, LeasedModel());
   Track track = decoder.NewTrack();
   Track freed = decoder.NewTrack();
   TESSERA_ASSERT_OK(freed.sequence.Free());
@@ -195,7 +195,7 @@ TEST(Lease, ReattachTellsWhatIsGoneAndRegistersModelsAgain) {
 
 TEST(Lease, ReattachBacksOffAndGivesUp) {
   TestRandom random;
-  Decoder decoder(random, SmallModel());
+  Decoder decoder(random, LeasedModel());
   decoder.daemon->RefuseAttach(absl::UnavailableError("starting"));
   decoder.daemon->EndLeases(absl::UnavailableError("restart"), true);
   while (decoder.worker->status().ok()) std::this_thread::yield();
@@ -225,7 +225,7 @@ TEST(Lease, ReattachesUnaskedWhereItMay) {
   TestRandom random;
   fakes::MappedDaemon daemon({.seed = random.Bits()});
   Attached attached(daemon, /*automatic=*/true);
-  absl::StatusOr<Model> model = attached.worker->RegisterModel(SmallModel());
+  absl::StatusOr<Model> model = attached.worker->RegisterModel(LeasedModel());
   TESSERA_ASSERT_OK(model.status());
   absl::StatusOr<Sequence> sequence = attached.worker->CreateSequence(*model);
   TESSERA_ASSERT_OK(sequence.status());
@@ -250,7 +250,7 @@ TEST(Lease, DrainingIsTold) {
 
 TEST(Lease, HandlesOutliveTheWorker) {
   TestRandom random;
-  Decoder decoder(random, SmallModel());
+  Decoder decoder(random, LeasedModel());
   Track track = decoder.NewTrack();
   Sequence* batch[] = {&track.sequence};
   absl::StatusOr<Step> step = decoder.worker->BeginStep(batch);
@@ -268,7 +268,7 @@ TEST(Lease, HandlesOutliveTheWorker) {
 TEST(Lease, ThreadsDecodeUntilTheDaemonGoes) {
   TestRandom random;
   for (int round = 0; round < 3; ++round) {
-    Decoder decoder(random, SmallModel(), {.ring_tiles = 8});
+    Decoder decoder(random, LeasedModel(), {.ring_tiles = 8});
     constexpr int kThreads = 4;
     std::atomic<int> steps{0};
     std::atomic<int> strangers{0};

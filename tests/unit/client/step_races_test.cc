@@ -13,14 +13,14 @@
 namespace tessera::client {
 namespace {
 
-ModelGeometry SmallModel() {
+ModelGeometry RacedModel() {
   ModelGeometry model;
   model.name = "small";
   model.layers.assign(2, {.query_heads = 4, .kv_heads = 2, .head_dim = 64});
   return model;
 }
 
-ModelGeometry TinyModel() {
+ModelGeometry OneHeadModel() {
   ModelGeometry model;
   model.name = "tiny";
   model.layers.assign(1, {.query_heads = 1, .kv_heads = 1, .head_dim = 64});
@@ -98,7 +98,7 @@ Outcomes Decode(Decoder& decoder, Track& track, int steps, OnceAStep* meanwhile 
 // At any moment of a step.
 TEST(StepRaces, WhoeverMovesSequencesMeanwhileTakesAllTheirTokens) {
   TestRandom random;
-  Decoder decoder(random, SmallModel());
+  Decoder decoder(random, RacedModel());
   Track track = decoder.NewTrack();
   decoder.Prefill(track, 40);
   const std::uint64_t id = track.sequence.id().value();
@@ -111,7 +111,7 @@ TEST(StepRaces, WhoeverMovesSequencesMeanwhileTakesAllTheirTokens) {
 // No pin protects a tail from another worker's call on the sequence.
 TEST(StepRaces, ATailClosedMeanwhileTakesAllOrNothing) {
   TestRandom random;
-  Decoder decoder(random, SmallModel());
+  Decoder decoder(random, RacedModel());
   Track track = decoder.NewTrack();
   const std::uint64_t id = track.sequence.id().value();
   OnceAStep closer(random, 40000, [&] { decoder.daemon->CloseTailOf(id); });
@@ -120,7 +120,7 @@ TEST(StepRaces, ATailClosedMeanwhileTakesAllOrNothing) {
 
 TEST(StepRaces, APinRevokedMeanwhileTakesAllOrNothing) {
   TestRandom random;
-  Decoder decoder(random, SmallModel());
+  Decoder decoder(random, RacedModel());
   Track track = decoder.NewTrack();
   const std::uint64_t id = track.sequence.id().value();
   OnceAStep revoker(random, 40000, [&] {
@@ -136,7 +136,7 @@ class WideBatch {
   static constexpr std::size_t kSequences = 64;
 
   WideBatch(TestRandom& random, Decoder& decoder, std::size_t sequences = kSequences)
-      : decoder_(decoder), rows_(random, BoundModel(ModelId(1), TinyModel(), 4), 0, sequences) {
+      : decoder_(decoder), rows_(random, BoundModel(ModelId(1), OneHeadModel(), 4), 0, sequences) {
     for (std::size_t i = 0; i < sequences; ++i) tracks_.push_back(decoder.NewTrack());
   }
 
@@ -160,7 +160,7 @@ class WideBatch {
 // A step computed for other positions is not reported as one to retry.
 TEST(StepRaces, ASequenceCutMeanwhileIsNotTakenForWhatItWas) {
   TestRandom random;
-  Decoder decoder(random, TinyModel());
+  Decoder decoder(random, OneHeadModel());
   WideBatch batch(random, decoder, 1);
   OnceAStep cutter(random, 2000, [&] {
     const std::uint64_t tokens = decoder.daemon->TokensOf(batch.id(0)).value_or(0);
@@ -185,7 +185,7 @@ TEST(StepRaces, ASequenceCutMeanwhileIsNotTakenForWhatItWas) {
 
 TEST(StepRaces, AStepCountsInAllOfItsSequencesOrInNone) {
   TestRandom random;
-  Decoder decoder(random, TinyModel());
+  Decoder decoder(random, OneHeadModel());
   WideBatch batch(random, decoder);
   TestRandom other(random.Bits());
   OnceAStep closer(random, 40000, [&] {

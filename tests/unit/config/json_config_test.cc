@@ -25,7 +25,7 @@ DaemonConfig Read(std::string_view json) {
   return message;
 }
 
-std::string ErrorOf(std::string_view json) {
+std::string JsonErrorOf(std::string_view json) {
   DaemonConfig message;
   const absl::Status status = FromJson(json, &message);
   if (status.ok()) return "(no error)";
@@ -69,8 +69,8 @@ TEST(JsonConfig, Comments) {
       "last\n}\n#");
   EXPECT_EQ(message.device(), "cpu");
   EXPECT_EQ(Read(R"({"tls_key_file": "//a#b/*c*/"})").tls_key_file(), "//a#b/*c*/");
-  EXPECT_EQ(ErrorOf("{\n  /* no end"), "2:3: this comment has no end");
-  EXPECT_THAT(ErrorOf("{} / "), StartsWith("1:4: "));
+  EXPECT_EQ(JsonErrorOf("{\n  /* no end"), "2:3: this comment has no end");
+  EXPECT_THAT(JsonErrorOf("{} / "), StartsWith("1:4: "));
 }
 
 TEST(JsonConfig, EscapesAndUnicode) {
@@ -80,7 +80,7 @@ TEST(JsonConfig, EscapesAndUnicode) {
   EXPECT_EQ(Read(R"({"\u0064evice": "cpu"})").device(), "cpu");
   for (const char* text : {R"(\x)", R"(\u12)", R"(\u12g4)", R"(\ud800)", R"(\ud800\u0041)",
                            R"(\udc00)", R"(\u0000)", "\x01", "\n", "\xff", "\xc3", R"(\)"}) {
-    EXPECT_THAT(ErrorOf(Concat("{\"device\": \"", text, "\"}")), StartsWith("1:")) << text;
+    EXPECT_THAT(JsonErrorOf(Concat("{\"device\": \"", text, "\"}")), StartsWith("1:")) << text;
   }
 }
 
@@ -93,74 +93,82 @@ TEST(JsonConfig, NullLeavesAFieldOut) {
 
 TEST(JsonConfig, NamesInBothSpellings) {
   EXPECT_EQ(Read(R"({"poolBytes": 4096})").pool_bytes(), 4096u);
-  EXPECT_EQ(ErrorOf("{\"pool_bytes\": 1,\n \"poolBytes\": 2}"),
+  EXPECT_EQ(JsonErrorOf("{\"pool_bytes\": 1,\n \"poolBytes\": 2}"),
             "2:2: pool_bytes: is given twice; the first is at 1:16");
 }
 
 TEST(JsonConfig, UnknownFieldsAreNamedWithAGuess) {
-  EXPECT_EQ(ErrorOf("{\n  \"pool_byte\": 1\n}"),
+  EXPECT_EQ(JsonErrorOf("{\n  \"pool_byte\": 1\n}"),
             "2:3: \"pool_byte\" is not a field; did you mean \"pool_bytes\"?");
-  EXPECT_EQ(ErrorOf(R"({"tenants": [{"name": "a"}, {"nam": "b"}]})"),
+  EXPECT_EQ(JsonErrorOf(R"({"tenants": [{"name": "a"}, {"nam": "b"}]})"),
             "1:30: tenants[1].\"nam\" is not a field; did you mean \"name\"?");
-  EXPECT_THAT(ErrorOf(R"({"tenants": [{"quota": 1}]})"),
+  EXPECT_THAT(JsonErrorOf(R"({"tenants": [{"quota": 1}]})"),
               HasSubstr("the fields are name, token, token_file, soft_limit_bytes"));
 }
 
 TEST(JsonConfig, ValuesOfTheWrongTypeAreNamed) {
-  EXPECT_EQ(ErrorOf(R"({"device": 3})"), "1:12: device: expected text in quotes, found a number");
-  EXPECT_EQ(ErrorOf(R"({"admin_over_tcp": "true"})"),
+  EXPECT_EQ(JsonErrorOf(R"({"device": 3})"),
+            "1:12: device: expected text in quotes, found a number");
+  EXPECT_EQ(JsonErrorOf(R"({"admin_over_tcp": "true"})"),
             "1:20: admin_over_tcp: expected true or false, found text in quotes");
-  EXPECT_EQ(ErrorOf(R"({"max_sessions": true})"),
+  EXPECT_EQ(JsonErrorOf(R"({"max_sessions": true})"),
             "1:18: max_sessions: expected a number, found true");
-  EXPECT_EQ(ErrorOf(R"({"listen": "unix:/a"})"),
+  EXPECT_EQ(JsonErrorOf(R"({"listen": "unix:/a"})"),
             "1:12: listen: expected '[', found text in quotes");
-  EXPECT_EQ(ErrorOf(R"({"listen": ["a", {}]})"),
+  EXPECT_EQ(JsonErrorOf(R"({"listen": ["a", {}]})"),
             "1:18: listen[1]: expected text in quotes, found '{'");
-  EXPECT_EQ(ErrorOf(R"({"tenants": {}})"), "1:13: tenants: expected '[', found '{'");
-  EXPECT_EQ(ErrorOf(R"({"tenants": [1]})"), "1:14: tenants[0]: expected '{', found a number");
-  EXPECT_THAT(ErrorOf(R"({"pool_bytes": "8GB"})"), HasSubstr("pool_bytes: \"8GB\" is not a byte"));
-  EXPECT_THAT(ErrorOf(R"({"drain_limit_ms": "10x"})"), HasSubstr("drain_limit_ms: \"10x\" is not"));
-  EXPECT_THAT(ErrorOf(R"({"max_sessions": 4294967296})"), HasSubstr("limit of 4294967295"));
-  EXPECT_THAT(ErrorOf(R"({"prefix_hash_seed": 18446744073709551616})"), HasSubstr("the limit of"));
+  EXPECT_EQ(JsonErrorOf(R"({"tenants": {}})"), "1:13: tenants: expected '[', found '{'");
+  EXPECT_EQ(JsonErrorOf(R"({"tenants": [1]})"), "1:14: tenants[0]: expected '{', found a number");
+  EXPECT_THAT(JsonErrorOf(R"({"pool_bytes": "8GB"})"),
+              HasSubstr("pool_bytes: \"8GB\" is not a byte"));
+  EXPECT_THAT(JsonErrorOf(R"({"drain_limit_ms": "10x"})"),
+              HasSubstr("drain_limit_ms: \"10x\" is not"));
+  EXPECT_THAT(JsonErrorOf(R"({"max_sessions": 4294967296})"), HasSubstr("limit of 4294967295"));
+  EXPECT_THAT(JsonErrorOf(R"({"prefix_hash_seed": 18446744073709551616})"),
+              HasSubstr("the limit of"));
   for (const char* number : {"-1", "1.0", "8.589934592e+09", "1e3"}) {
-    EXPECT_THAT(ErrorOf(Concat("{\"pool_bytes\": ", number, "}")),
+    EXPECT_THAT(JsonErrorOf(Concat("{\"pool_bytes\": ", number, "}")),
                 HasSubstr(Concat("pool_bytes: \"", number, "\" is not a whole number")));
   }
 }
 
 TEST(JsonConfig, WhatIsNotJsonIsRefusedWithItsPlace) {
-  EXPECT_EQ(ErrorOf(""), "1:1: expected '{', found the end of the file");
-  EXPECT_EQ(ErrorOf("[]"), "1:1: expected '{', found '['");
-  EXPECT_EQ(ErrorOf("null"), "1:1: expected '{', found null");
-  EXPECT_EQ(ErrorOf("{"), "1:2: expected the name of a field, found the end of the file");
-  EXPECT_EQ(ErrorOf("{} {}"), "1:4: expected the end of the file, found '{'");
-  EXPECT_EQ(ErrorOf("{\"device\": \"cpu\",\n}"), "2:1: a comma before the end; remove it");
-  EXPECT_EQ(ErrorOf("{\"listen\": [\"a\",]}"), "1:17: listen: a comma before the end; remove it");
-  EXPECT_EQ(ErrorOf("{\"device\" \"cpu\"}"), "1:11: device: expected ':', found text in quotes");
-  EXPECT_EQ(ErrorOf("{\"device\": \"cpu\" \"listen\": []}"),
+  EXPECT_EQ(JsonErrorOf(""), "1:1: expected '{', found the end of the file");
+  EXPECT_EQ(JsonErrorOf("[]"), "1:1: expected '{', found '['");
+  EXPECT_EQ(JsonErrorOf("null"), "1:1: expected '{', found null");
+  EXPECT_EQ(JsonErrorOf("{"), "1:2: expected the name of a field, found the end of the file");
+  EXPECT_EQ(JsonErrorOf("{} {}"), "1:4: expected the end of the file, found '{'");
+  EXPECT_EQ(JsonErrorOf("{\"device\": \"cpu\",\n}"), "2:1: a comma before the end; remove it");
+  EXPECT_EQ(JsonErrorOf("{\"listen\": [\"a\",]}"),
+            "1:17: listen: a comma before the end; remove it");
+  EXPECT_EQ(JsonErrorOf("{\"device\" \"cpu\"}"),
+            "1:11: device: expected ':', found text in quotes");
+  EXPECT_EQ(JsonErrorOf("{\"device\": \"cpu\" \"listen\": []}"),
             "1:18: expected ',' or '}', found text in quotes");
-  EXPECT_EQ(ErrorOf("{device: \"cpu\"}"),
+  EXPECT_EQ(JsonErrorOf("{device: \"cpu\"}"),
             "1:2: this is not true, false, null or a number; text needs quotes");
-  EXPECT_EQ(ErrorOf("{\"pool_bytes\": 8GiB}"),
+  EXPECT_EQ(JsonErrorOf("{\"pool_bytes\": 8GiB}"),
             "1:16: this is no number; sizes, times and file modes need quotes");
-  EXPECT_EQ(ErrorOf("{\"unix_socket_mode\": 0660}"),
+  EXPECT_EQ(JsonErrorOf("{\"unix_socket_mode\": 0660}"),
             "1:22: this is no number; sizes, times and file modes need quotes");
-  EXPECT_EQ(ErrorOf("{'device': 'cpu'}"), "1:2: text needs double quotes");
-  EXPECT_EQ(ErrorOf("{\"device\": \"cpu\n\"}"), "1:12: this text has no closing quote in its line");
-  EXPECT_EQ(ErrorOf("{\"device\": \"cpu"), "1:12: this text has no closing quote");
+  EXPECT_EQ(JsonErrorOf("{'device': 'cpu'}"), "1:2: text needs double quotes");
+  EXPECT_EQ(JsonErrorOf("{\"device\": \"cpu\n\"}"),
+            "1:12: this text has no closing quote in its line");
+  EXPECT_EQ(JsonErrorOf("{\"device\": \"cpu"), "1:12: this text has no closing quote");
   for (const char* number : {"01", "1.", ".5", "1e", "--1", "+1", "1_000", "0x10"}) {
-    EXPECT_THAT(ErrorOf(Concat("{\"pool_bytes\": ", number, "}")), StartsWith("1:16: ")) << number;
+    EXPECT_THAT(JsonErrorOf(Concat("{\"pool_bytes\": ", number, "}")), StartsWith("1:16: "))
+        << number;
   }
 }
 
 TEST(JsonConfig, ColumnsCountCharacters) {
-  EXPECT_THAT(ErrorOf("{\"device\": \"ä€😀\", x}"), StartsWith("1:19: "));
+  EXPECT_THAT(JsonErrorOf("{\"device\": \"ä€😀\", x}"), StartsWith("1:19: "));
 }
 
 TEST(JsonConfig, ErrorsDoNotContainTokens) {
   for (const char* value : {"12345678", "s3cret", "\"s3cret", "\"s3cret\\x\"", "\"s3cret\" 1",
                             "[\"s3cret\"]", "\"s3cret\", \"token\": \"s3cret\""}) {
-    const std::string error = ErrorOf(Concat("{\"tenants\": [{\"token\": ", value, "}]}"));
+    const std::string error = JsonErrorOf(Concat("{\"tenants\": [{\"token\": ", value, "}]}"));
     EXPECT_THAT(error, StartsWith("1:")) << value;
     EXPECT_THAT(error, Not(HasSubstr("s3cret"))) << value;
     EXPECT_THAT(error, Not(HasSubstr("12345678"))) << value;

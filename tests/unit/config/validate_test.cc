@@ -18,18 +18,18 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-const DeviceMemory kMemory = {.bytes = 8 * kGiB, .source = "the test"};
+const DeviceMemory kEightGiB = {.bytes = 8 * kGiB, .source = "the test"};
 
 Config Resolved() {
   Config config;
-  EXPECT_TRUE(ResolveDefaults(kMemory, config).ok());
+  EXPECT_TRUE(ResolveDefaults(kEightGiB, config).ok());
   return config;
 }
 
 std::string ErrorAfter(const std::function<void(Config&)>& change) {
   Config config = Resolved();
   change(config);
-  const absl::Status status = Validate(config, kMemory);
+  const absl::Status status = Validate(config, kEightGiB);
   if (status.ok()) return "(no error)";
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
   return std::string(status.message());
@@ -48,7 +48,7 @@ TEST(ResolveDefaults, GivenValuesStay) {
   config.pool_bytes = kGiB;
   config.tenants = {{.name = "a", .hard_limit_bytes = 5 * kMiB},
                     {.name = "b", .token = "t", .soft_limit_bytes = 3 * kMiB}};
-  ASSERT_TRUE(ResolveDefaults(kMemory, config).ok());
+  ASSERT_TRUE(ResolveDefaults(kEightGiB, config).ok());
   EXPECT_EQ(config.pool_bytes, kGiB);
   EXPECT_EQ(config.tenants[0].soft_limit_bytes, 5 * kMiB);
   EXPECT_EQ(config.tenants[1].soft_limit_bytes, 3 * kMiB);
@@ -62,7 +62,7 @@ TEST(ResolveDefaults, TooLittleMemoryForOneExtentSaysSo) {
               AllOf(HasSubstr("pool_bytes"), HasSubstr("100.0 MiB"), HasSubstr("64.0 MiB")));
 }
 
-TEST(Validate, DefaultsAreValid) { EXPECT_TRUE(Validate(Resolved(), kMemory).ok()); }
+TEST(Validate, DefaultsAreValid) { EXPECT_TRUE(Validate(Resolved(), kEightGiB).ok()); }
 
 TEST(Validate, APoolLargerThanTheMemoryNamesBoth) {
   EXPECT_THAT(ErrorAfter([](Config& config) { config.pool_bytes = 16 * kGiB; }),

@@ -17,9 +17,9 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 using ::testing::StartsWith;
 
-const Request kGet = {.method = Method::kGet, .path = "/"};
-const Request kHead = {.method = Method::kHead, .path = "/"};
-const Request kGzipGet = {.method = Method::kGet, .path = "/", .accepts_gzip = true};
+const Request kGetRequest = {.method = Method::kGetRequest, .path = "/"};
+const Request kHeadRequest = {.method = Method::kHeadRequest, .path = "/"};
+const Request kGzipGet = {.method = Method::kGetRequest, .path = "/", .accepts_gzip = true};
 
 std::string Unzip(std::string_view bytes, std::size_t size) {
   std::string out(size, '\0');
@@ -37,30 +37,31 @@ std::string Unzip(std::string_view bytes, std::size_t size) {
 }
 
 TEST(Serialize, StatusHeadersAndBody) {
-  EXPECT_THAT(Serialize(TextResponse(503, "draining"), kGet, absl::FromUnixSeconds(784111777)),
-              AllOf(StartsWith("HTTP/1.1 503 Service Unavailable\r\n"),
-                    HasSubstr("\r\nDate: Sun, 06 Nov 1994 08:49:37 GMT\r\n"),
-                    HasSubstr("\r\nConnection: close\r\n"),
-                    HasSubstr("\r\nContent-Type: text/plain; charset=utf-8\r\n"),
-                    HasSubstr("\r\nContent-Length: 9\r\n"), EndsWith("\r\n\r\ndraining\n")));
+  EXPECT_THAT(
+      Serialize(TextResponse(503, "draining"), kGetRequest, absl::FromUnixSeconds(784111777)),
+      AllOf(StartsWith("HTTP/1.1 503 Service Unavailable\r\n"),
+            HasSubstr("\r\nDate: Sun, 06 Nov 1994 08:49:37 GMT\r\n"),
+            HasSubstr("\r\nConnection: close\r\n"),
+            HasSubstr("\r\nContent-Type: text/plain; charset=utf-8\r\n"),
+            HasSubstr("\r\nContent-Length: 9\r\n"), EndsWith("\r\n\r\ndraining\n")));
 }
 
 TEST(Serialize, HeadHasTheLengthWithoutTheBody) {
-  EXPECT_THAT(Serialize(TextResponse(200, "ok"), kHead, absl::Now()),
+  EXPECT_THAT(Serialize(TextResponse(200, "ok"), kHeadRequest, absl::Now()),
               AllOf(HasSubstr("\r\nContent-Length: 3\r\n"), EndsWith("\r\n\r\n")));
 }
 
 TEST(Serialize, OnlyAWrongMethodNamesTheRightOnes) {
-  EXPECT_THAT(Serialize(TextResponse(405, "x"), kGet, absl::Now()),
+  EXPECT_THAT(Serialize(TextResponse(405, "x"), kGetRequest, absl::Now()),
               HasSubstr("\r\nAllow: GET, HEAD\r\n"));
-  EXPECT_THAT(Serialize(TextResponse(404, "x"), kGet, absl::Now()), Not(HasSubstr("Allow")));
+  EXPECT_THAT(Serialize(TextResponse(404, "x"), kGetRequest, absl::Now()), Not(HasSubstr("Allow")));
 }
 
 TEST(Serialize, CompressesLongAnswersIfAccepted) {
   std::string body;
   for (int i = 0; i < 3000; ++i) Append(body, "tessera_metric_", i, " 1\n");
   const Response page = {.body = body};
-  EXPECT_THAT(Serialize(page, kGet, absl::Now()),
+  EXPECT_THAT(Serialize(page, kGetRequest, absl::Now()),
               AllOf(EndsWith(body), Not(HasSubstr("Content-Encoding"))));
   const std::string answer = Serialize(page, kGzipGet, absl::Now());
   EXPECT_THAT(answer, HasSubstr("\r\nContent-Encoding: gzip\r\n"));

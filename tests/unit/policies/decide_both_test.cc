@@ -14,7 +14,7 @@ namespace tessera::policies {
 namespace {
 
 // Keys of a few kinds, and sentences.
-void MakeText(ObservedLayer& layer, std::uint64_t tokens, TestRandom& random) {
+void MakePrompt(ObservedLayer& layer, std::uint64_t tokens, TestRandom& random) {
   layer.Grow(tokens);
   layer.text().resize(tokens);
   for (TextMark& mark : layer.text()) {
@@ -38,7 +38,7 @@ TEST(DecideBoth, WhatStaysIsMerged) {
   int merged = 0;
   for (int round = 0; round < 60; ++round) {
     ObservedLayer layer(RandomForm(random), ExactOperations(), random);
-    MakeText(layer, random.Between(40, 120), random);
+    MakePrompt(layer, random.Between(40, 120), random);
     const char* const selectors[] = {
         "snapkv:budget=0.6,window=8,kernel=3", "chunkkv:budget=0.5,window=8,chunk=5",
         "chunkkv:tokens=30,window=8,scope=head", "pyramidkv:budget=0.5,window=8",
@@ -82,7 +82,7 @@ TEST(DecideBoth, WhatStaysIsMerged) {
 TEST(DecideBoth, EveryTokenMustBeNamed) {
   TestRandom random;
   ObservedLayer layer(RandomForm(random), ExactOperations(), random);
-  MakeText(layer, 100, random);
+  MakePrompt(layer, 100, random);
   layer.text()[1] = TextMark::kNotShown;
   const Policy both = Parsed("chunkkv:window=8,tokens=8+semanticache:sink=0,recent=0");
   LayerMemory memory;

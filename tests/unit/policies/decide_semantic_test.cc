@@ -9,7 +9,7 @@
 namespace tessera::policies {
 namespace {
 
-double SquaredLength(const ObservedLayer::Row& row) {
+double SquaredNorm(const ObservedLayer::Row& row) {
   double sum = 0;
   for (const float number : row) sum += double{number} * number;
   return sum;
@@ -30,7 +30,7 @@ std::set<std::uint64_t> ReferenceObservers(ObservedLayer& layer, std::uint32_t h
                                            const Semantic& semantic, std::uint64_t recent) {
   const std::uint64_t tokens = layer.tokens();
   std::vector<double> lengths;
-  for (const ObservedLayer::Row& row : layer.queries()[head]) lengths.push_back(SquaredLength(row));
+  for (const ObservedLayer::Row& row : layer.queries()[head]) lengths.push_back(SquaredNorm(row));
   const auto count =
       static_cast<std::size_t>(std::ceil(semantic.lambda * static_cast<double>(tokens) - 1e-6));
   std::set<std::uint64_t> observers;

@@ -16,20 +16,20 @@
 namespace tessera::pool {
 namespace {
 
-constexpr std::uint64_t kExtent = 64 * 1024;
+constexpr std::uint64_t kArenaExtent = 64 * 1024;
 
 class ArenaTest : public testing::Test {
  protected:
   Arena Make(std::uint64_t extents) {
-    absl::StatusOr<Arena> arena = Arena::Create({.extent_bytes = kExtent,
-                                                 .limit_bytes = extents * kExtent,
+    absl::StatusOr<Arena> arena = Arena::Create({.extent_bytes = kArenaExtent,
+                                                 .limit_bytes = extents * kArenaExtent,
                                                  .node = &node_,
                                                  .tag = MemoryTag::kPoolExtents,
                                                  .source = &source_});
     EXPECT_TRUE(arena.ok()) << arena.status();
     return *std::move(arena);
   }
-  Account node_{"node", 6 * kExtent};
+  Account node_{"node", 6 * kArenaExtent};
   FaultyExtents source_;
 };
 
@@ -40,21 +40,21 @@ TEST_F(ArenaTest, ExtentsComeAtTheLowestPlaceWithANewGeneration) {
     ASSERT_TRUE(index.ok()) << index.status();
     EXPECT_EQ(*index, i);
     EXPECT_EQ(arena.generation(i), 1u);
-    std::memset(arena.base() + i * kExtent, static_cast<int>(i) + 1, kExtent);
+    std::memset(arena.base() + i * kArenaExtent, static_cast<int>(i) + 1, kArenaExtent);
   }
   arena.Shrink(1);
   EXPECT_EQ(arena.generation(1), 0u);
   EXPECT_EQ(arena.memory(1), nullptr);
   EXPECT_EQ(arena.extents(), 2u);
   // Still readable: readers of stale offsets never fault.
-  for (std::uint64_t at = kExtent; at < 2 * kExtent; ++at) {
+  for (std::uint64_t at = kArenaExtent; at < 2 * kArenaExtent; ++at) {
     ASSERT_EQ(arena.base()[at], std::byte{0});
   }
-  EXPECT_EQ(arena.base()[kExtent - 1], std::byte{1});
-  EXPECT_EQ(arena.base()[2 * kExtent], std::byte{3});
+  EXPECT_EQ(arena.base()[kArenaExtent - 1], std::byte{1});
+  EXPECT_EQ(arena.base()[2 * kArenaExtent], std::byte{3});
   ASSERT_EQ(*arena.Grow(), 1u);
   EXPECT_EQ(arena.generation(1), 2u);
-  EXPECT_EQ(arena.base()[kExtent], std::byte{0});  // fresh memory without the old content
+  EXPECT_EQ(arena.base()[kArenaExtent], std::byte{0});  // fresh memory without the old content
 }
 
 TEST_F(ArenaTest, TheLimitAndTheNodeAndTheDeviceEachRefuse) {
@@ -70,12 +70,12 @@ TEST_F(ArenaTest, TheLimitAndTheNodeAndTheDeviceEachRefuse) {
   absl::StatusOr<std::uint32_t> node = other.Grow();
   ASSERT_EQ(node.status().code(), absl::StatusCode::kResourceExhausted);
   EXPECT_NE(node.status().ToString().find("node"), std::string::npos) << node.status();
-  EXPECT_EQ(node_.used_bytes(), 6 * kExtent);
+  EXPECT_EQ(node_.used_bytes(), 6 * kArenaExtent);
 
   arena.Shrink(3);
   source_.Allow(0);
   EXPECT_FALSE(arena.Grow().ok());
-  EXPECT_EQ(node_.used_bytes(), 5 * kExtent);  // the failed one's charge was released
+  EXPECT_EQ(node_.used_bytes(), 5 * kArenaExtent);  // the failed one's charge was released
   EXPECT_EQ(arena.extents(), 3u);
   source_.Allow(1);
   EXPECT_EQ(*arena.Grow(), 3u);
@@ -89,11 +89,11 @@ TEST_F(ArenaTest, EveryExtentIsSealedAndOnlyTheDaemonWrites) {
     ASSERT_TRUE(share.ok()) << share.status();
     EXPECT_EQ(::fcntl(share->fd.get(), F_GET_SEALS),
               F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL | F_SEAL_FUTURE_WRITE);
-    const MappingReport report = TryEverything(share->fd.get(), kExtent);
+    const MappingReport report = TryEverything(share->fd.get(), kArenaExtent);
     for (std::size_t at = 0; at < report.size(); ++at) {
       EXPECT_EQ(report[at], kMappingAttempts[at].daemon_writes) << kMappingAttempts[at].name;
     }
-    std::memset(arena.base() + i * kExtent, 9, kExtent);
+    std::memset(arena.base() + i * kArenaExtent, 9, kArenaExtent);
   }
 }
 
@@ -113,7 +113,7 @@ TEST_F(ArenaTest, WhatHasGoneIsReturnedToTheNodeAndTheKernel) {
         present.erase(index);
       }
       ASSERT_EQ(arena.extents(), present.size());
-      ASSERT_EQ(node_.used_bytes(MemoryTag::kPoolExtents), present.size() * kExtent);
+      ASSERT_EQ(node_.used_bytes(MemoryTag::kPoolExtents), present.size() * kArenaExtent);
       ASSERT_EQ(CountOpenFds(), fds + static_cast<int>(present.size()));
     }
   }

@@ -15,7 +15,7 @@
 namespace tessera::cli::eval {
 namespace {
 
-const std::string kFolder = TESSERA_RECALL_FOLDER;
+const std::string kModelFolder = TESSERA_RECALL_FOLDER;
 
 std::vector<float> Forward(const llm::Model& model, const Tokens& tokens, std::size_t first,
                            llm::Attention& attention) {
@@ -29,11 +29,11 @@ std::vector<float> Forward(const llm::Model& model, const Tokens& tokens, std::s
 }
 
 TEST(RecallModel, AnswersAlone) {
-  auto vocab = llm::Vocab::Read(kFolder + "/vocab.json");
+  auto vocab = llm::Vocab::Read(kModelFolder + "/vocab.json");
   ASSERT_TRUE(vocab.ok()) << vocab.status();
   auto tasks = RecallTasks::Create(*vocab);
   ASSERT_TRUE(tasks.ok()) << tasks.status();
-  auto model = llm::Model::Load(kFolder);
+  auto model = llm::Model::Load(kModelFolder);
   ASSERT_TRUE(model.ok()) << model.status();
   TestRandom random;
   constexpr int kSamples = 20;

@@ -16,7 +16,7 @@ using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-const std::string kFolder = TESSERA_RECALL_FOLDER;
+const std::string kRecallFolder = TESSERA_RECALL_FOLDER;
 
 std::string Replaced(std::string text, const std::string& what, const std::string& by) {
   const std::size_t at = text.find(what);
@@ -34,7 +34,7 @@ absl::Status ConfigStatus(const std::string& text) {
 }
 
 TEST(Files, TheRecallModelsConfig) {
-  const auto config = ReadConfig(kFolder + "/config.json");
+  const auto config = ReadConfig(kRecallFolder + "/config.json");
   ASSERT_TRUE(config.ok()) << config.status();
   EXPECT_EQ(config->vocabulary, 768u);
   EXPECT_EQ(config->query_row(), 512u);
@@ -84,7 +84,7 @@ TEST(Files, WhatFollowsFromTheRestMayBeMissing) {
 }
 
 TEST(Files, WordsAndBack) {
-  const auto vocab = Vocab::Read(kFolder + "/vocab.json");
+  const auto vocab = Vocab::Read(kRecallFolder + "/vocab.json");
   ASSERT_TRUE(vocab.ok()) << vocab.status();
   EXPECT_THAT(vocab->delimiters(), ElementsAre(3, 4, 5, 6, 7, 8, 9));
   const auto tokens = vocab->Encode("  the special number \n  is 7 ");

@@ -24,7 +24,7 @@ namespace {
 
 using kernels::kTileEntries;
 
-constexpr int kReaders = 2;
+constexpr int kTokenReaders = 2;
 constexpr std::uint64_t kMost = 1200;  // tokens per sequence
 constexpr std::uint64_t kSink = 3;
 constexpr std::uint64_t kRecent = 70;
@@ -35,7 +35,7 @@ const char* const kPolicies[] = {
     "streaming:sink=3,recent=70+mosaickv:sinks=0,recent=0,min_segment=32,segment=64,select=0",
     "lacache:budget=90,span=1,sink=3",
 };
-constexpr std::size_t kSequences = std::size(kPolicies);
+constexpr std::size_t kTokenSequences = std::size(kPolicies);
 
 class TokensConcurrency : public testing::Test {
  protected:
@@ -47,7 +47,7 @@ class TokensConcurrency : public testing::Test {
   };
 
   std::string ReadOnce(TestRandom& random, shm::Word& slot) {
-    const Story& story = stories_[random.Below(kSequences)];
+    const Story& story = stories_[random.Below(kTokenSequences)];
     const std::uint64_t pin = shm::Pin(slot, world_.tenant().epochs().epoch());
     std::string wrong;
     const absl::StatusOr<cache::SequenceView> view =
@@ -167,7 +167,7 @@ class TokensConcurrency : public testing::Test {
                          .logger = &logger_,
                          .clock = &world_.clock(),
                          .operations = &kernels::OperationsOf(kernels::BestImplementation())});
-  std::array<Story, kSequences> stories_;
+  std::array<Story, kTokenSequences> stories_;
   std::atomic<std::uint64_t> reads_{0};
   std::atomic<std::uint64_t> dropped_{0};
   std::atomic<int> asked_{0};
@@ -178,8 +178,8 @@ TEST_F(TokensConcurrency, EveryReadIsAStateThatAPolicyLeaves) {
   const std::uint64_t seed = TestSeed();
   TestRandom random(seed);
   const auto session = world_.OpenSession();
-  std::array<std::uint64_t, kSequences> held{};
-  for (std::size_t i = 0; i < kSequences; ++i) {
+  std::array<std::uint64_t, kTokenSequences> held{};
+  for (std::size_t i = 0; i < kTokenSequences; ++i) {
     stories_[i].sequence = world_.NewSequence(*session, *model_);
     stories_[i].stamps = DrawTokens(kMost, i + 1);
     stories_[i].streams = i < 3;
@@ -188,9 +188,9 @@ TEST_F(TokensConcurrency, EveryReadIsAStateThatAPolicyLeaves) {
     ASSERT_TRUE(set.ok()) << set;
   }
   std::atomic<bool> stop{false};
-  std::array<std::string, kReaders> wrong;
+  std::array<std::string, kTokenReaders> wrong;
   std::vector<std::thread> threads;
-  for (int i = 0; i < kReaders; ++i) {
+  for (int i = 0; i < kTokenReaders; ++i) {
     threads.emplace_back([&, i] {
       TestRandom mine(seed + 1 + static_cast<std::uint64_t>(i));
       shm::Word& slot = session->control()->page().readers[i].word;
@@ -205,7 +205,7 @@ TEST_F(TokensConcurrency, EveryReadIsAStateThatAPolicyLeaves) {
   std::vector<std::shared_ptr<cache::Sequence>> forks;
   for (bool grew = true; grew && !stop.load();) {
     grew = false;
-    for (std::size_t i = 0; i < kSequences; ++i) {
+    for (std::size_t i = 0; i < kTokenSequences; ++i) {
       Story& story = stories_[i];
       if (held[i] == kMost) continue;
       grew = true;

@@ -14,7 +14,7 @@ namespace tessera::compaction {
 namespace {
 
 constexpr std::uint64_t kSegment = 64;
-const std::string kPacked =
+const std::string kPackedAtOnce =
     "+mosaickv:sinks=0,recent=0,keep=0.25,group=1,loss_k=1,loss_v=1,min_segment=32,segment=64,"
     "select=0";
 // Decides once, at a prompt's end. `kMerges` leaves fewer entries than tokens, `kLeavesAll` as
@@ -56,7 +56,7 @@ class PackedChoices : public CompactorTest, public testing::WithParamInterface<s
 TEST_P(PackedChoices, WhatIsDecodedBehindAChoiceGetsSegmentsOfItsOwn) {
   for (const std::string& policy : {kMerges, kLeavesAll}) {
     SCOPED_TRACE(policy);
-    Track track = NewTrack(*policies::ParsePolicy(policy + kPacked));
+    Track track = NewTrack(*policies::ParsePolicy(policy + kPackedAtOnce));
     Append(track, 200, 1, /*end_of_prompt=*/true);
     CompressNow(track);
     const std::uint64_t prompt = Entries(track, /*packed=*/true);
@@ -78,7 +78,7 @@ TEST_P(PackedChoices, WhatIsDecodedBehindAChoiceGetsSegmentsOfItsOwn) {
 }
 
 TEST_P(PackedChoices, AChoiceThatLeavesAllIsPacked) {
-  Track track = NewTrack(*policies::ParsePolicy(kLeavesAll + kPacked));
+  Track track = NewTrack(*policies::ParsePolicy(kLeavesAll + kPackedAtOnce));
   Append(track, 2000, 1, /*end_of_prompt=*/true);
   CompressNow(track);
   EXPECT_EQ(Entries(track, /*packed=*/true), 2000u);
@@ -89,7 +89,7 @@ TEST_P(PackedChoices, AShortBeginningIsPackedWithWhatComesBehind) {
   for (const std::string& policy : {kMerges, kLeavesAll, std::string("streaming:sink=2,recent=300"),
                                     std::string("lacache:budget=300,span=1,sink=2")}) {
     SCOPED_TRACE(policy);
-    const auto parsed = policies::ParsePolicy(policy + kPacked);
+    const auto parsed = policies::ParsePolicy(policy + kPackedAtOnce);
     ASSERT_TRUE(parsed.ok()) << parsed.status();
     Track track = NewTrack(*parsed);
     Append(track, 3, 1, /*end_of_prompt=*/true);
@@ -104,7 +104,7 @@ TEST_P(PackedChoices, AShortBeginningIsPackedWithWhatComesBehind) {
 // A prompt that waits for its decision is not sealed. If there is no room for raw copies, it does
 // not stop later rows from being packed.
 TEST_P(PackedChoices, APromptThatWaitsForItsChoiceIsLeftToIt) {
-  Track track = NewTrack(*policies::ParsePolicy(kMerges + kPacked));
+  Track track = NewTrack(*policies::ParsePolicy(kMerges + kPackedAtOnce));
   Append(track, 200, 1, /*end_of_prompt=*/true);
   CompressNow(track);
   const std::uint64_t before = Entries(track, /*packed=*/true) + Entries(track, false);

@@ -19,7 +19,7 @@ namespace {
 using testing::Each;
 using testing::HasSubstr;
 
-constexpr char kPacked[] = "+mosaickv:sinks=0,recent=0,min_segment=64,segment=256,select=0";
+constexpr char kPackedLate[] = "+mosaickv:sinks=0,recent=0,min_segment=64,segment=256,select=0";
 
 class RefusedChoices : public CompactorTest {
  protected:
@@ -105,7 +105,7 @@ class RefusedChoices : public CompactorTest {
 TEST_F(RefusedChoices, WhatWaitsIsDecidedAboutWithWhatComes) {
   for (const std::string system :
        {"snapkv", "chunkkv", "chunkkv:reuse=2", "chunkkv:reuse=4", "pyramidkv:beta=1"}) {
-    for (const char* packed : {"", kPacked, "+quest:dense_layers=0"}) {
+    for (const char* packed : {"", kPackedLate, "+quest:dense_layers=0"}) {
       SCOPED_TRACE(system + packed);
       Track track = NewTrack(Policy(system + packed));
       Prompt(track, 100);
@@ -126,7 +126,7 @@ TEST_F(RefusedChoices, WhatWaitsIsDecidedAboutWithWhatComes) {
 }
 
 TEST_F(RefusedChoices, AnotherBudgetIsForWhatWaits) {
-  for (const std::string packed : {"", kPacked}) {
+  for (const std::string packed : {"", kPackedLate}) {
     Track track = NewTrack(Policy("snapkv" + packed));
     Prompt(track, 100);
     ExpectRefused(track);
@@ -142,7 +142,7 @@ TEST_F(RefusedChoices, WhatIsDecodedBehindItIsPacked) {
   for (const std::string system : {"snapkv", "chunkkv", "chunkkv:reuse=2"}) {
     for (const bool asked : {false, true}) {
       SCOPED_TRACE(system);
-      Track track = NewTrack(Policy(system + kPacked));
+      Track track = NewTrack(Policy(system + kPackedLate));
       Append(track, 100, 1, /*end_of_prompt=*/true);
       RunAll();
       if (asked) ExpectRefused(track);

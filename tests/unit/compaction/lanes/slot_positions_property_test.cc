@@ -20,10 +20,10 @@
 namespace tessera::compaction {
 namespace {
 
-constexpr int kSteps = 300;
-const char* const kPolicies[] = {"streaming:sink=2,recent=40,pos=slot",
-                                 "streaming:sink=0,recent=70,pos=slot",
-                                 "lacache:budget=40,span=2,overlap=1,sink=2,pos=slot"};
+constexpr int kSlotSteps = 300;
+const char* const kSlotPolicies[] = {"streaming:sink=2,recent=40,pos=slot",
+                                     "streaming:sink=0,recent=70,pos=slot",
+                                     "lacache:budget=40,span=2,overlap=1,sink=2,pos=slot"};
 
 // A sequence, and each token's position as its worker knew it.
 struct Placed {
@@ -69,7 +69,7 @@ class SlotPositionsProperty : public CompactorTest {
     return SetPolicy(known_.back());
   }
   std::string SetPolicy(Placed& known) {
-    const char* const text = random_.Pick(kPolicies);
+    const char* const text = random_.Pick(kSlotPolicies);
     const absl::Status status =
         compactor_.SetPolicy(*known.track.sequence, *policies::ParsePolicy(text));
     Say(Concat("policy ", text, " for ", Name(known), ": ", status.ToString()));
@@ -343,7 +343,7 @@ class SlotPositionsProperty : public CompactorTest {
 };
 
 TEST_F(SlotPositionsProperty, WhatALaneHoldsStandsAtItsPlace) {
-  for (int step = 0; step < kSteps; ++step) {
+  for (int step = 0; step < kSlotSteps; ++step) {
     ASSERT_EQ(Step(), "") << "after\n" << story_;
     ASSERT_NO_FATAL_FAILURE(world_.Validate()) << story_;
   }

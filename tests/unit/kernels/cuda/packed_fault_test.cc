@@ -18,7 +18,7 @@ using kernels::TileShape;
 using kernels::ValueType;
 using namespace kernels::cuda;  // NOLINT: a test file
 
-constexpr std::uint64_t kExtentBytes = 1 << 20;
+constexpr std::uint64_t kFaultExtentBytes = 1 << 20;
 
 // One launch over one lane, whose image may be corrupted first.
 class Launch {
@@ -29,7 +29,7 @@ class Launch {
         seed_(random.Bits()) {
     problem_.AddSeen(shape);
     const HostBatch batch = {.geometry = geometry_, .items = problem_.items()};
-    HostBatchImage image(batch, kExtentBytes);
+    HostBatchImage image(batch, kFaultExtentBytes);
     const auto copy = [](std::span<const std::byte> bytes) {
       AlignedBytes copied(bytes.size() + 1);
       std::copy(bytes.begin(), bytes.end(), copied.data());
@@ -92,8 +92,8 @@ TEST(PackedFault, BadRotationsAreReportedAndNotFollowed) {
   TestRandom random;
   const SegmentShape shape = Packed(ValueType::kBf16, 64, 2, 48, 16, 70);
   EXPECT_EQ(Launch(shape, random).Run(), kNoFault);
-  for (const std::uint64_t offset : {std::uint64_t{1} << 40, std::uint64_t{kExtentBytes + 8},
-                                     2 * kExtentBytes - 64, std::uint64_t{0}}) {
+  for (const std::uint64_t offset : {std::uint64_t{1} << 40, std::uint64_t{kFaultExtentBytes + 8},
+                                     2 * kFaultExtentBytes - 64, std::uint64_t{0}}) {
     for (const bool value : {false, true}) {
       Launch launch(shape, random);
       StepStrategy& strategy = launch.strategy();
@@ -154,7 +154,7 @@ class PackedWriter : public ::testing::Test {
     AlignedBytes image(StepBytes(shape));
     StepWriter writer({image.data(), StepBytes(shape)}, shape);
     const std::uint64_t base = 0x10000;
-    writer.SetExtents({&base, 1}, kExtentBytes);
+    writer.SetExtents({&base, 1}, kFaultExtentBytes);
     writer.BeginLayer(1, ElementType::kBf16);
     writer.AddLane({&segment, 1}, {});
     limits_ = {};
@@ -176,7 +176,7 @@ TEST_F(PackedWriter, RefusesWhatNoKernelMayFollow) {
       .entries = 40, .shape = cut, .key_rotation = 64, .value_rotation = 128 << 10};
   EXPECT_EQ(Write(rotated), StepStatus::kOk);
   for (const std::uint64_t bad :
-       {std::uint64_t{32}, kExtentBytes, kExtentBytes - 64, ~std::uint64_t{63}}) {
+       {std::uint64_t{32}, kFaultExtentBytes, kFaultExtentBytes - 64, ~std::uint64_t{63}}) {
     SegmentSpec spoilt = rotated;
     spoilt.key_rotation = bad;
     EXPECT_EQ(Write(spoilt), StepStatus::kBadSegment) << bad;

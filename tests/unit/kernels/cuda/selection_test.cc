@@ -22,7 +22,8 @@ using kernels::LayerGeometry;
 using kernels::SegmentView;
 
 constexpr double kLn2 = 0.69314718055994530942;
-constexpr ElementType kTypes[] = {ElementType::kBf16, ElementType::kFp16, ElementType::kFp32};
+constexpr ElementType kSelectedTypes[] = {ElementType::kBf16, ElementType::kFp16,
+                                          ElementType::kFp32};
 
 // The range that the queries of an item see together.
 struct Range {
@@ -95,8 +96,8 @@ class ScoreProblem {
   static LayerGeometry AnyGeometry(TestRandom& random) {
     constexpr std::uint32_t kGroups[] = {1, 2, 3, 4, 8};
     constexpr std::uint32_t kWindows[] = {0, 0, 0, 30, 400};
-    LayerGeometry geometry =
-        Geometry(random.Pick(kTypes), random.Pick(kernels::kHeadDims), 2, random.Pick(kGroups));
+    LayerGeometry geometry = Geometry(random.Pick(kSelectedTypes), random.Pick(kernels::kHeadDims),
+                                      2, random.Pick(kGroups));
     geometry.sliding_window = random.Pick(kWindows);
     return geometry;
   }
@@ -443,7 +444,7 @@ TEST(Select, KeepsToItsSlotsWhateverIsVisible) {
 TEST(Selection, BitsDependOnTheLaneAlone) {
   TestRandom random;
   for (int round = 0; round < 8; ++round) {
-    const LayerGeometry geometry = Geometry(random.Pick(kTypes), 64, 2, 3);
+    const LayerGeometry geometry = Geometry(random.Pick(kSelectedTypes), 64, 2, 3);
     MixedProblem together(geometry, true, random);
     for (std::uint32_t i = 0; i < 4; ++i) {
       std::vector<SegmentShape> shapes;

@@ -13,10 +13,10 @@ namespace {
 using namespace kernels::cuda;  // NOLINT: a test file
 using kernels::kHeadDims;
 
-constexpr ElementType kTypes[] = {ElementType::kBf16, ElementType::kFp16, ElementType::kFp32};
+constexpr ElementType kKeyTypes[] = {ElementType::kBf16, ElementType::kFp16, ElementType::kFp32};
 constexpr RotationKind kRotations[] = {RotationKind::kNone, RotationKind::kSelection,
                                        RotationKind::kReal};
-constexpr std::uint8_t kGroups[] = {1, 2, 4};
+constexpr std::uint8_t kKeyGroups[] = {1, 2, 4};
 // Above it fp16 rounds to infinity.
 constexpr double kLargestFp16 = 65000;
 
@@ -36,9 +36,9 @@ class KeysTest : public TileOpsTest {
     }
     const auto format = static_cast<TileFormat>(random_.Between(4, 7));
     const RotationKind kind = random_.Pick(kRotations);
-    const TileShape shape = RandomPackedShape(random_, format, head_dim, random_.Pick(kGroups),
+    const TileShape shape = RandomPackedShape(random_, format, head_dim, random_.Pick(kKeyGroups),
                                               kind != RotationKind::kNone);
-    return Encoded(EncodeCase(random_, shape, type, kind, random_.Pick(kTypes), /*calm=*/true));
+    return Encoded(EncodeCase(random_, shape, type, kind, random_.Pick(kKeyTypes), /*calm=*/true));
   }
   static EncodeCase Encoded(EncodeCase made) {
     std::optional<StoredBytes> stored = made.Expected();
@@ -79,7 +79,7 @@ class KeysTest : public TileOpsTest {
 
 TEST_F(KeysTest, AreWhatTilesHoldRotatedBack) {
   for (const std::uint32_t head_dim : kHeadDims) {
-    for (const ElementType type : kTypes) {
+    for (const ElementType type : kKeyTypes) {
       std::vector<EncodeCase> tiles;
       std::vector<DeviceStrategy> strategies;
       std::vector<KeysTileJob> jobs;
@@ -122,7 +122,7 @@ TEST_F(KeysTest, AreWhatTilesHoldRotatedBack) {
 
 // Dense keys are copied bit by bit, whatever the bits are.
 TEST_F(KeysTest, OfDenseTilesAreTheirBits) {
-  for (const ElementType type : kTypes) {
+  for (const ElementType type : kKeyTypes) {
     const TileShape shape = RandomDenseShape(random_, type, 64);
     const EncodeCase made = Encoded(
         EncodeCase(random_, shape, type, RotationKind::kNone, ElementType::kBf16, /*calm=*/false));

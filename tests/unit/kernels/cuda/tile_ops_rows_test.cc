@@ -17,19 +17,20 @@ using namespace kernels::cuda;  // NOLINT: a test file
 using kernels::GatherRow;
 using kernels::kHeadDims;
 
-constexpr ElementType kTypes[] = {ElementType::kBf16, ElementType::kFp16, ElementType::kFp32};
-constexpr std::uint8_t kGroups[] = {1, 2, 4};
+constexpr ElementType kRowTypes[] = {ElementType::kBf16, ElementType::kFp16, ElementType::kFp32};
+constexpr std::uint8_t kRowGroups[] = {1, 2, 4};
 
 TileShape RandomShape(TestRandom& random, std::uint16_t head_dim) {
   const int format = static_cast<int>(random.Between(1, 7));
   if (format <= 3) return RandomDenseShape(random, static_cast<ElementType>(format), head_dim);
-  return RandomPackedShape(random, static_cast<TileFormat>(format), head_dim, random.Pick(kGroups),
-                           true);
+  return RandomPackedShape(random, static_cast<TileFormat>(format), head_dim,
+                           random.Pick(kRowGroups), true);
 }
 
 // A tile written by the reference.
 EncodeCase RandomTile(TestRandom& random, const TileShape& shape) {
-  const ElementType type = shape.packed() ? random.Pick(kTypes) : kernels::ElementsOf(shape.format);
+  const ElementType type =
+      shape.packed() ? random.Pick(kRowTypes) : kernels::ElementsOf(shape.format);
   EncodeCase made(random, shape, type,
                   shape.packed() ? RotationKind::kSelection : RotationKind::kNone,
                   ElementType::kFp32, /*calm=*/true);
@@ -166,7 +167,7 @@ Bytes RandomSums(TestRandom& random, std::uint32_t head_dim) {
 
 TEST_F(TileOpsTest, MomentsAreTheReferencesSums) {
   for (const std::uint32_t head_dim : kHeadDims) {
-    for (const ElementType type : kTypes) {
+    for (const ElementType type : kRowTypes) {
       std::vector<Bytes> expected;
       std::vector<MomentsTileJob> jobs;
       for (int i = 0; i < 2; ++i) {

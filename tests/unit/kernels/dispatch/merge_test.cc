@@ -13,7 +13,7 @@ namespace tessera::kernels {
 namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
-constexpr std::uint32_t kDim = 64;
+constexpr std::uint32_t kMergedDim = 64;
 
 struct Side {
   std::vector<float> output;
@@ -28,20 +28,20 @@ struct Side {
 Side RandomSide(std::uint32_t rows, TestRandom& random) {
   const auto number = [&] { return static_cast<float>(random.Bits() >> 40) * 0x1p-23f - 1; };
   Side side;
-  for (std::uint32_t i = 0; i < rows * kDim; ++i) side.output.push_back(number());
+  for (std::uint32_t i = 0; i < rows * kMergedDim; ++i) side.output.push_back(number());
   for (std::uint32_t i = 0; i < rows; ++i) side.lse.push_back(10 * number());
   return side;
 }
 
 void Merge(Side& into, const Side& other) {
-  MergeOutputs({.rows = static_cast<std::uint32_t>(into.lse.size()), .head_dim = kDim},
+  MergeOutputs({.rows = static_cast<std::uint32_t>(into.lse.size()), .head_dim = kMergedDim},
                {.output = into.output.data(), .lse = into.lse.data()},
                {.output = other.output.data(), .lse = other.lse.data()});
 }
 
 // The output of a neutral side is not read, so it may hold anything.
 Side Neutral(std::uint32_t rows) {
-  return {.output = std::vector<float>(rows * kDim, std::nanf("")),
+  return {.output = std::vector<float>(rows * kMergedDim, std::nanf("")),
           .lse = std::vector<float>(rows, -kInfinity)};
 }
 
@@ -69,7 +69,7 @@ TEST(MergeOutputs, FollowsTheDefinition) {
     const double wa = std::exp(static_cast<double>(a.lse[r]));
     const double wb = std::exp(static_cast<double>(b.lse[r]));
     EXPECT_NEAR(merged.lse[r], std::log(wa + wb), 1e-6);
-    for (std::uint32_t c = r * kDim; c < (r + 1) * kDim; ++c) {
+    for (std::uint32_t c = r * kMergedDim; c < (r + 1) * kMergedDim; ++c) {
       EXPECT_NEAR(merged.output[c], (wa * a.output[c] + wb * b.output[c]) / (wa + wb), 1e-7);
     }
   }
