@@ -22,7 +22,7 @@ enum class ErrorCause {
   kLeaseLost,       // the session has ended: attach again
   kDraining,        // the daemon is about to exit
   kPinRevoked,      // the daemon took the step's pin back: repeat the step
-  kPolicy,          // the policy text is wrong
+  kPolicy,          // the policy is wrong, or does not fit the model
   kArgument,        // the caller passed something invalid
 };
 

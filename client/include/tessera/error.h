@@ -22,7 +22,7 @@ enum class ErrorCause : std::uint32_t {
   kLeaseLost = 8,       // the session has ended: reattach
   kDraining = 9,        // the daemon is shutting down and accepts no new sequences
   kPinRevoked = 10,     // the step was aborted: begin it again
-  kPolicy = 11,         // the policy text is wrong
+  kPolicy = 11,         // the policy is wrong, or does not fit the model
   kArgument = 12,       // an argument is wrong
   kOverloaded = 13,     // the daemon runs too many calls
 };

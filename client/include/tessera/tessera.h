@@ -65,7 +65,7 @@ typedef enum tessera_cause {
   TESSERA_CAUSE_LEASE_LOST = 8,      /* the session has ended: reattach */
   TESSERA_CAUSE_DRAINING = 9,        /* the daemon is shutting down */
   TESSERA_CAUSE_PIN_REVOKED = 10,    /* the step was aborted: begin it again */
-  TESSERA_CAUSE_POLICY = 11,         /* the policy text is wrong */
+  TESSERA_CAUSE_POLICY = 11,         /* the policy is wrong or does not fit the model */
   TESSERA_CAUSE_ARGUMENT = 12,       /* an argument is wrong */
   TESSERA_CAUSE_OVERLOADED = 13      /* the daemon runs too many calls */
 } tessera_cause;

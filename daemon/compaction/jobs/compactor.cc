@@ -4,10 +4,10 @@
 #include <utility>
 #include <vector>
 
+#include "daemon/base/error_cause.h"
 #include "daemon/base/strings.h"
 #include "daemon/compaction/jobs/compactor_jobs.h"
 #include "daemon/compaction/jobs/policy_fits.h"
-#include "daemon/policies/grammar/validate.h"
 #include "daemon/policies/plan.h"
 #include "kernels/strategy/candidates.h"
 
@@ -18,24 +18,9 @@ using internal::TenantOf;
 // ---- Policies
 
 absl::Status Compactor::SetPolicy(cache::Sequence& sequence, policies::Policy policy) {
-  for (std::uint32_t layer = 0; layer < sequence.model().layers(); ++layer) {
-    const absl::Status fits = policies::CheckFor(policy, sequence.model().geometry(layer));
-    if (!fits.ok()) {
-      return absl::Status(fits.code(), Concat("layer ", layer, ": ", fits.message()));
-    }
-    const std::uint32_t decides = policies::DecidesFor(policy, layer);
-    const std::uint32_t heads = sequence.model().layout().kv_heads(layer);
-    const std::uint32_t others = sequence.model().layout().kv_heads(decides);
-    if (heads == others) continue;
-    return absl::InvalidArgumentError(Concat("layer ", layer, " has ", heads,
-                                             " kv heads, so it cannot share the decision of layer ",
-                                             decides, ", which has ", others));
+  if (absl::Status fits = CheckFitsModel(policy, sequence.model()); !fits.ok()) {
+    return WithCause(std::move(fits), ErrorCause::kPolicy);
   }
-  const cache::ModelSpec& spec = sequence.model().spec();
-  const absl::Status serves = policies::CheckForModel(
-      policy,
-      {.layers = sequence.model().layers(), .delimiters = !spec.delimiter_token_ids.empty()});
-  if (!serves.ok()) return serves;
   for (;;) {
     const std::shared_ptr<ManagedSequence> before = ManagedSequence::Of(sequence);
     if (before == nullptr) return ReplacePolicy(sequence, nullptr, std::move(policy));

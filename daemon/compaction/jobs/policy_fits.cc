@@ -9,6 +9,8 @@
 #include "daemon/compaction/jobs/compactor_jobs.h"
 #include "daemon/compaction/lanes/rope_shift.h"
 #include "daemon/compaction/lanes/token_selector.h"
+#include "daemon/policies/grammar/validate.h"
+#include "daemon/policies/plan.h"
 #include "daemon/policies/token_policy.h"
 
 namespace tessera::compaction {
@@ -131,6 +133,25 @@ absl::Status CheckKeysCanBeCut(const policies::Policy& policy, const cache::Sequ
 }
 
 }  // namespace
+
+absl::Status CheckFitsModel(const policies::Policy& policy, const cache::Model& model) {
+  for (std::uint32_t layer = 0; layer < model.layers(); ++layer) {
+    const absl::Status fits = policies::CheckFor(policy, model.geometry(layer));
+    if (!fits.ok()) {
+      return absl::Status(fits.code(), Concat("layer ", layer, ": ", fits.message()));
+    }
+    const std::uint32_t decides = policies::DecidesFor(policy, layer);
+    const std::uint32_t heads = model.layout().kv_heads(layer);
+    const std::uint32_t others = model.layout().kv_heads(decides);
+    if (heads == others) continue;
+    return absl::InvalidArgumentError(Concat("layer ", layer, " has ", heads,
+                                             " kv heads, so it cannot share the decision of layer ",
+                                             decides, ", which has ", others));
+  }
+  const cache::ModelSpec& spec = model.spec();
+  return policies::CheckForModel(
+      policy, {.layers = model.layers(), .delimiters = !spec.delimiter_token_ids.empty()});
+}
 
 absl::Status CheckFitsRows(const policies::Policy& policy, const cache::Sequence& sequence) {
   if (policies::MovesPositions(policy)) {

@@ -9,6 +9,7 @@
 
 #include "client/api/worker_access.h"
 #include "client/tools/admin.h"
+#include "tessera/error.h"
 #include "tests/e2e/packed_lanes.h"
 
 namespace tessera {
@@ -181,7 +182,9 @@ TEST_F(Policies, AnOperatorLooksAndChanges) {
 
 TEST_F(Policies, WhatCannotBeIsRefusedWithTheReason) {
   const auto refusal = [&](const std::string& policy) {
-    return std::string(mapped_->CreateSequence(model_, policy).status().message());
+    const absl::Status status = mapped_->CreateSequence(model_, policy).status();
+    EXPECT_EQ(client::GetErrorInfo(status).cause, client::ErrorCause::kPolicy) << status;
+    return std::string(status.message());
   };
   if (shape_.head_dim < 256) {  // of 256 it is one channel, which is allowed
     EXPECT_THAT(refusal("think:ratio=0.004"), HasSubstr("less than one channel"));
@@ -189,6 +192,7 @@ TEST_F(Policies, WhatCannotBeIsRefusedWithTheReason) {
   EXPECT_THAT(refusal("think+quest"), HasSubstr("quest"));
   EXPECT_THAT(refusal("mosaickv:keep=2"), HasSubstr("keep"));
   EXPECT_THAT(refusal("dense+int8"), HasSubstr("with other terms"));
+  EXPECT_THAT(refusal("semanticache"), HasSubstr("delimiters"));  // the model has none
   client::Sequence sequence = NewSequence(kLossless);
   const auto packed = sequence.Compress({.kept_channels = 16});
   EXPECT_TRUE(absl::IsFailedPrecondition(packed.status())) << packed.status();
