@@ -58,13 +58,14 @@ function(tessera_library name)
   endif()
 endfunction()
 
-# tessera_test(NAME [ONE_THREAD] SOURCES... LINK libs... [LABELS ...] [TIMEOUT s]
-# [THREADED filter]): one GoogleTest binary. It writes its cases to test-results/NAME.xml, where
+# tessera_test(NAME [ONE_THREAD] SOURCES... LINK libs... [LABELS ...] [TIMEOUT s] [COST s]
+# [THREADED filter]): one GoogleTest binary. COST is about how long it takes: what takes long starts
+# first. It writes its cases to test-results/NAME.xml, where
 # tests/run counts them. Cases without threads would keep ThreadSanitizer busy for an hour with
 # nothing to find: its build goes without ONE_THREAD's binaries, and of others it runs those cases
 # alone that THREADED names.
 function(tessera_test name)
-  cmake_parse_arguments(ARG "ONE_THREAD" "TIMEOUT;THREADED" "SOURCES;LINK;LABELS" ${ARGN})
+  cmake_parse_arguments(ARG "ONE_THREAD" "TIMEOUT;COST;THREADED" "SOURCES;LINK;LABELS" ${ARGN})
   add_executable(${name} ${ARG_SOURCES})
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests)
   tessera_compile_together(${name})
@@ -90,6 +91,9 @@ function(tessera_test name)
   add_test(NAME ${name}
     COMMAND ${name} --gtest_output=xml:${PROJECT_BINARY_DIR}/test-results/${name}.xml ${cases})
   set_tests_properties(${name} PROPERTIES TIMEOUT ${ARG_TIMEOUT})
+  if(ARG_COST)
+    set_tests_properties(${name} PROPERTIES COST ${ARG_COST})
+  endif()
   if(ARG_LABELS)
     set_tests_properties(${name} PROPERTIES LABELS "${ARG_LABELS}")
   endif()

@@ -59,7 +59,7 @@ TEST_P(AttendConformance, EveryShape) {
 
 TEST_P(AttendConformance, RandomShapes) {
   constexpr std::uint32_t kGroups[] = {1, 2, 3, 4, 5, 7, 8, 16, 40};
-  for (int round = 0; round < 60; ++round) {
+  for (int round = 0; round < subject().rounds(60); ++round) {
     BatchShape shape = Shape(random_.Pick(kHeadDims), AnyType(random_), random_.Pick(kGroups),
                              static_cast<std::uint32_t>(random_.Between(1, 3)));
     ChooseOptions(shape, random_);

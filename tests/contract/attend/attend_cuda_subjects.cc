@@ -109,6 +109,7 @@ class EmulatedSubject final : public AttendSubject {
   ErrorBound bound(ElementType type) const override { return cuda::CudaErrorBound(type); }
   ErrorBound bound_of(const TileShape& shape) const override { return CudaBoundOf(shape); }
   bool rows_are_independent() const override { return true; }
+  int rounds(int usual) const override { return (usual + 2) / 3; }  // slow: one thread for a grid
 
   // Every run uses another grid and another order of threads.
   AttendResult Run(const AttendBatch& batch, Executor&) override {

@@ -50,7 +50,7 @@ TEST_P(AttendPackedConformance, EveryShape) {
 
 // Segments of any shape, including dense ones with summaries, weights and positions.
 TEST_P(AttendPackedConformance, Mixtures) {
-  for (int round = 0; round < 60; ++round) {
+  for (int round = 0; round < subject().rounds(60); ++round) {
     const BatchShape shape = AnyBatch(random_);
     std::vector<std::uint32_t> entries(random_.Below(5));
     for (std::uint32_t& count : entries) {

@@ -179,7 +179,7 @@ std::pair<std::uint64_t, std::uint64_t> VisibleRange(const AttendBatch& batch) {
 }
 
 TEST_P(AttendSelection, KeepsTheBudgetAndTheForcedBlocks) {
-  for (int round = 0; round < 80; ++round) {
+  for (int round = 0; round < subject().rounds(80); ++round) {
     const BatchShape shape = AnyBatch(random_);
     const Mixture mixture = AnyLane(shape, random_);
     const SelectionRule rule = AnyRule(random_);
@@ -247,7 +247,7 @@ TEST_P(AttendSelection, KeepsTheBudgetAndTheForcedBlocks) {
 }
 
 TEST_P(AttendSelection, ReadsWhatSelectTakesAndNothingElse) {
-  for (int round = 0; round < 60; ++round) {
+  for (int round = 0; round < subject().rounds(60); ++round) {
     const BatchShape shape = AnyBatch(random_);
     const Mixture mixture = AnyLane(shape, random_);
     const SelectionRule rule = AnyRule(random_);
@@ -352,7 +352,7 @@ class CollectByItem final : public SelectionSink {
 // With per-head selection, each query head selects and reads as if it were alone.
 TEST_P(AttendSelection, HeadsMayChooseForThemselves) {
   int unlike = 0;
-  for (int round = 0; round < 40 || (unlike == 0 && round < 1000); ++round) {
+  for (int round = 0; round < subject().rounds(40) || (unlike == 0 && round < 1000); ++round) {
     const BatchShape shape = AnyBatch(random_);
     const Mixture mixture = AnyLane(shape, random_);
     SelectionRule rule = AnyRule(random_);
@@ -467,7 +467,7 @@ std::vector<double> ExactValues(TestBatch& batch, const std::vector<Block>& bloc
 }
 
 TEST_P(AttendSelection, TakesTheBest) {
-  for (int round = 0; round < 40; ++round) {
+  for (int round = 0; round < subject().rounds(40); ++round) {
     BatchShape shape = AnyBatch(random_);
     shape.geometry.sliding_window = 0;  // every query sees every block
     const Mixture mixture = AnyLane(shape, random_);

@@ -36,6 +36,10 @@ class AttendSubject {
   // False if a forked process cannot use what this one has opened, as with a GPU.
   virtual bool survives_fork() const { return true; }
 
+  // Rounds of a test over random cases, where a subject at full speed runs `usual`. Seeds differ
+  // from run to run.
+  virtual int rounds(int usual) const { return usual; }
+
   virtual AttendResult Run(const AttendBatch& batch, Executor& executor) = 0;
 
   // Runs only the selection, for items with a selection rule.
