@@ -73,14 +73,14 @@ class OnceAStep {
   const Meanwhile meanwhile_;
 };
 
-struct Outcomes {
+struct StepOutcomes {
   int counted = 0;
   int aborted = 0;
 };
 
 // The daemon and the worker agree on the number of tokens after every step, however it ended.
-Outcomes Decode(Decoder& decoder, Track& track, int steps, OnceAStep* meanwhile = nullptr) {
-  Outcomes outcomes;
+StepOutcomes Decode(Decoder& decoder, Track& track, int steps, OnceAStep* meanwhile = nullptr) {
+  StepOutcomes outcomes;
   const std::uint64_t id = track.sequence.id().value();
   for (int i = 0; i < steps && !testing::Test::HasFailure(); ++i) {
     if (meanwhile != nullptr) meanwhile->BeginStep();
