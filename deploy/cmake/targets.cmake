@@ -24,7 +24,7 @@ set(TESSERA_COMMON_HEADERS
   <vector> <absl/status/status.h> <absl/status/statusor.h>)
 
 function(tessera_use_pch name)
-  if(TESSERA_PCH AND NOT TESSERA_SANITIZE)
+  if(TESSERA_PCH AND NOT TESSERA_SANITIZE AND NOT TESSERA_CCACHE)
     target_precompile_headers(${name} REUSE_FROM ${TESSERA_PCH})
   endif()
 endfunction()
