@@ -16,7 +16,7 @@ std::uint64_t Of(std::string_view text) {
   return parsed.value_or(0);
 }
 
-std::string ErrorOf(std::string_view text) {
+std::string DurationError(std::string_view text) {
   const auto parsed = ParseMilliseconds(text);
   return parsed.ok() ? "(no error)" : std::string(parsed.status().message());
 }
@@ -36,19 +36,20 @@ TEST(ParseMilliseconds, TakesUnits) {
 }
 
 TEST(ParseMilliseconds, ErrorsNameTheTextAndWhatIsAccepted) {
-  EXPECT_THAT(ErrorOf("ten"), HasSubstr("\"ten\" is not a time: it does not start with a digit "
-                                        "(write 500, 500ms, 1.5s, 5m or 1h)"));
-  EXPECT_THAT(ErrorOf(""), HasSubstr("does not start with a digit"));
-  EXPECT_THAT(ErrorOf("-1"), HasSubstr("does not start with a digit"));
-  EXPECT_THAT(ErrorOf("10 parsecs"), HasSubstr("\"parsecs\" is not one of"));
-  EXPECT_THAT(ErrorOf("10M"), HasSubstr("\"M\" is not one of"));
-  EXPECT_THAT(ErrorOf("1.s"), HasSubstr("1 to 6 digits"));
-  EXPECT_THAT(ErrorOf("1.0000000s"), HasSubstr("1 to 6 digits"));
-  EXPECT_THAT(ErrorOf("1.5"), HasSubstr("not a whole number of milliseconds"));
-  EXPECT_THAT(ErrorOf("0.0001s"), HasSubstr("not a whole number of milliseconds"));
-  EXPECT_THAT(ErrorOf("18446744073709551616"), HasSubstr("does not fit 64 bits"));
-  EXPECT_THAT(ErrorOf("18446744073709551.616s"), HasSubstr("does not fit 64 bits"));
-  EXPECT_THAT(ErrorOf("5124095576031h"), HasSubstr("does not fit 64 bits"));
+  EXPECT_THAT(DurationError("ten"),
+              HasSubstr("\"ten\" is not a time: it does not start with a digit "
+                        "(write 500, 500ms, 1.5s, 5m or 1h)"));
+  EXPECT_THAT(DurationError(""), HasSubstr("does not start with a digit"));
+  EXPECT_THAT(DurationError("-1"), HasSubstr("does not start with a digit"));
+  EXPECT_THAT(DurationError("10 parsecs"), HasSubstr("\"parsecs\" is not one of"));
+  EXPECT_THAT(DurationError("10M"), HasSubstr("\"M\" is not one of"));
+  EXPECT_THAT(DurationError("1.s"), HasSubstr("1 to 6 digits"));
+  EXPECT_THAT(DurationError("1.0000000s"), HasSubstr("1 to 6 digits"));
+  EXPECT_THAT(DurationError("1.5"), HasSubstr("not a whole number of milliseconds"));
+  EXPECT_THAT(DurationError("0.0001s"), HasSubstr("not a whole number of milliseconds"));
+  EXPECT_THAT(DurationError("18446744073709551616"), HasSubstr("does not fit 64 bits"));
+  EXPECT_THAT(DurationError("18446744073709551.616s"), HasSubstr("does not fit 64 bits"));
+  EXPECT_THAT(DurationError("5124095576031h"), HasSubstr("does not fit 64 bits"));
 }
 
 }  // namespace

@@ -17,9 +17,9 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 using ::testing::StartsWith;
 
-const Request kGetRequest = {.method = Method::kGetRequest, .path = "/"};
-const Request kHeadRequest = {.method = Method::kHeadRequest, .path = "/"};
-const Request kGzipGet = {.method = Method::kGetRequest, .path = "/", .accepts_gzip = true};
+const Request kGetRequest = {.method = Method::kGet, .path = "/"};
+const Request kHeadRequest = {.method = Method::kHead, .path = "/"};
+const Request kGzipGet = {.method = Method::kGet, .path = "/", .accepts_gzip = true};
 
 std::string Unzip(std::string_view bytes, std::size_t size) {
   std::string out(size, '\0');

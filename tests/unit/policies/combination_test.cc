@@ -19,7 +19,7 @@ using kernels::Summary;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-std::string ErrorOf(std::string_view text) {
+std::string CombinationError(std::string_view text) {
   const absl::StatusOr<Policy> policy = ParsePolicy(text);
   if (policy.ok()) return Concat("no error, but ", policy->text);
   EXPECT_EQ(policy.status().code(), absl::StatusCode::kInvalidArgument) << policy.status();
@@ -52,39 +52,39 @@ TEST(Combination, AllPairs) {
 
 TEST(Combination, WhatCannotBeMergedIsSaid) {
   EXPECT_EQ(
-      ErrorOf("lacache+semanticache"),
+      CombinationError("lacache+semanticache"),
       "policy, character 9: semanticache: lacache drops tokens while decoding and counts entries, "
       "but a merged entry stands for several tokens");
-  EXPECT_THAT(ErrorOf("semanticache+chunkkv:reuse=2"),
+  EXPECT_THAT(CombinationError("semanticache+chunkkv:reuse=2"),
               HasSubstr("layers that share a decision of chunkkv have different keys"));
-  EXPECT_THAT(ErrorOf("snapkv+semanticache:scope=layer"),
+  EXPECT_THAT(CombinationError("snapkv+semanticache:scope=layer"),
               HasSubstr("with snapkv each keeps its own"));
-  EXPECT_THAT(ErrorOf("chunkkv:scope=head+semanticache:scope=layer"),
+  EXPECT_THAT(CombinationError("chunkkv:scope=head+semanticache:scope=layer"),
               HasSubstr("with chunkkv each keeps its own"));
   EXPECT_TRUE(ParsePolicy("chunkkv+semanticache:scope=layer").ok());
-  EXPECT_THAT(ErrorOf("snapkv+semanticache:key_space=pre"),
+  EXPECT_THAT(CombinationError("snapkv+semanticache:key_space=pre"),
               HasSubstr("snapkv scores keys as stored"));
 }
 
 TEST(Combination, TwoSelections) {
-  EXPECT_EQ(ErrorOf("quest+select"),
+  EXPECT_EQ(CombinationError("quest+select"),
             "policy, character 7: quest and select both decide what attention reads");
-  EXPECT_EQ(ErrorOf("select:rate=.2,entries=3"),
+  EXPECT_EQ(CombinationError("select:rate=.2,entries=3"),
             "policy, character 1: select: rate and entries are both given; give only one of them");
-  EXPECT_EQ(ErrorOf("select:floor=64,entries=3"),
+  EXPECT_EQ(CombinationError("select:floor=64,entries=3"),
             "policy, character 1: select: floor and entries are both given; floor is the least "
             "budget by rate");
   for (const char* option : {"select=.2", "select=0", "floor=64", "judge=logit", "first_block=1"}) {
-    EXPECT_THAT(ErrorOf(Concat("select+mosaickv:", option)),
+    EXPECT_THAT(CombinationError(Concat("select+mosaickv:", option)),
                 HasSubstr("is given, but the term select decides what attention reads"));
-    EXPECT_THAT(ErrorOf(Concat("mosaickv:", option, "+quest")),
+    EXPECT_THAT(CombinationError(Concat("mosaickv:", option, "+quest")),
                 HasSubstr("is given, but the term quest decides what attention reads"));
   }
 }
 
 TEST(Combination, TwoSummaries) {
   for (const char* option : {"block=16", "block=4|8,block_variance=.5"}) {
-    EXPECT_THAT(ErrorOf(Concat("mosaickv:", option, "+quest")),
+    EXPECT_THAT(CombinationError(Concat("mosaickv:", option, "+quest")),
                 HasSubstr("is given, but the term quest decides how blocks are summarized"));
     EXPECT_TRUE(ParsePolicy(Concat("mosaickv:", option, "+select:entries=64")).ok());
   }
@@ -98,7 +98,7 @@ TEST(Combination, NothingIsSummedUpWhereNothingIsSelected) {
   EXPECT_FALSE(all->selection.has_value());
   for (const char* option :
        {"floor=0", "judge=share", "first_block=1", "block=4", "block=4|8,block_variance=1"}) {
-    EXPECT_THAT(ErrorOf(Concat("mosaickv:select=0,", option)),
+    EXPECT_THAT(CombinationError(Concat("mosaickv:select=0,", option)),
                 HasSubstr("is given, but with select=0 attention reads everything"));
   }
 }
@@ -117,10 +117,13 @@ TEST(Combination, WhatChangesNothingBesideWhatElseIsGivenIsRefused) {
 }
 
 TEST(Combination, ValuesWithoutPacking) {
-  EXPECT_THAT(ErrorOf("int8"), HasSubstr("int8 is a type of packed values, but no term packs"));
-  EXPECT_THAT(ErrorOf("quest+fp8"), HasSubstr("fp8 is a type of packed values, but no term packs"));
-  EXPECT_THAT(ErrorOf("dense+int8"), HasSubstr("dense cannot be combined with other terms"));
-  EXPECT_THAT(ErrorOf("mosaickv+int8+fp8"),
+  EXPECT_THAT(CombinationError("int8"),
+              HasSubstr("int8 is a type of packed values, but no term packs"));
+  EXPECT_THAT(CombinationError("quest+fp8"),
+              HasSubstr("fp8 is a type of packed values, but no term packs"));
+  EXPECT_THAT(CombinationError("dense+int8"),
+              HasSubstr("dense cannot be combined with other terms"));
+  EXPECT_THAT(CombinationError("mosaickv+int8+fp8"),
               HasSubstr("int8 and fp8 both decide the type of packed values"));
 }
 
@@ -152,14 +155,14 @@ TEST(Combination, SelectionByEntriesOverMeans) {
 }
 
 TEST(Combination, SegmentsAndShares) {
-  EXPECT_EQ(ErrorOf("mosaickv:segment=1024"),
+  EXPECT_EQ(CombinationError("mosaickv:segment=1024"),
             "policy: mosaickv: min_segment 4096 is more than segment 1024");
   EXPECT_TRUE(ParsePolicy("mosaickv:segment=4096").ok());
-  EXPECT_EQ(ErrorOf("mosaickv:keep=.8,truncate=.25"),
+  EXPECT_EQ(CombinationError("mosaickv:keep=.8,truncate=.25"),
             "policy: mosaickv: keep 0.8 is more than truncate 0.25 leaves, 0.75");
   EXPECT_TRUE(ParsePolicy("mosaickv:keep=.75,truncate=.25").ok());
   EXPECT_TRUE(ParsePolicy("mosaickv:keep=.7,truncate=.3").ok());
-  EXPECT_EQ(ErrorOf("mosaickv:keep=.0078125"),
+  EXPECT_EQ(CombinationError("mosaickv:keep=.0078125"),
             "policy: mosaickv: keep 0.0078125 of head_dim 256 is 2 channels, less than a group of "
             "4");
   EXPECT_TRUE(ParsePolicy("mosaickv:keep=.0078125,group=1|2").ok());
