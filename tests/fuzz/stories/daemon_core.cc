@@ -156,8 +156,13 @@ std::string Neighbour::Attend() {
 // ---- DaemonCore
 
 DaemonCore::DaemonCore(bool crowded) : parts_(PartsOptions()) {
-  admin_ = std::make_unique<serving::AdminService>(
-      services(), parts_.connections(), [this](std::uint64_t) { services().draining.store(true); });
+  serving::AdminService::Actions actions = {
+      .drain = [this](std::uint64_t) { services().draining.store(true); },
+      .reload = []() -> absl::StatusOr<serving::AdminService::Reloaded> {
+        return absl::InvalidArgumentError("there is no configuration to read");
+      }};
+  admin_ =
+      std::make_unique<serving::AdminService>(services(), parts_.connections(), std::move(actions));
   foreign_ = std::make_unique<Neighbour>(*this, kForeignToken);
   if (crowded) honest_ = std::make_unique<Neighbour>(*this, kMyToken);
 }
