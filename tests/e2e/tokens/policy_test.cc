@@ -192,7 +192,6 @@ TEST_F(Policies, WhatCannotBeIsRefusedWithTheReason) {
   EXPECT_THAT(refusal("think+quest"), HasSubstr("quest"));
   EXPECT_THAT(refusal("mosaickv:keep=2"), HasSubstr("keep"));
   EXPECT_THAT(refusal("dense+int8"), HasSubstr("with other terms"));
-  EXPECT_THAT(refusal("semanticache"), HasSubstr("delimiters"));  // the model has none
   client::Sequence sequence = NewSequence(kLossless);
   const auto packed = sequence.Compress({.kept_channels = 16});
   EXPECT_TRUE(absl::IsFailedPrecondition(packed.status())) << packed.status();
