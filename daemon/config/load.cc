@@ -1,9 +1,6 @@
 #include "daemon/config/load.h"
 
-#include <cerrno>
-#include <cstdio>
 #include <limits>
-#include <memory>
 #include <utility>
 #include <vector>
 
@@ -15,30 +12,12 @@
 #include "daemon/config/json_config.h"
 #include "daemon/config/limits.h"
 #include "daemon/platform/memory_limit.h"
+#include "daemon/platform/read_file.h"
 
 namespace tessera::config {
 namespace {
 
 constexpr std::uint64_t kUnknownMemory = std::numeric_limits<std::uint64_t>::max();
-
-absl::StatusOr<std::string> ReadFile(const std::string& path, std::size_t limit) {
-  const auto close = [](std::FILE* file) { std::fclose(file); };
-  const std::unique_ptr<std::FILE, decltype(close)> file(std::fopen(path.c_str(), "rbe"), close);
-  if (file == nullptr) {
-    return absl::ErrnoToStatus(errno, Concat("cannot open \"", path, "\""));
-  }
-  std::string text(limit + 1, '\0');
-  errno = 0;
-  text.resize(std::fread(text.data(), 1, text.size(), file.get()));
-  if (std::ferror(file.get()) != 0) {
-    return absl::ErrnoToStatus(errno, Concat("cannot read \"", path, "\""));
-  }
-  if (text.size() > limit) {
-    return absl::InvalidArgumentError(
-        Concat("\"", path, "\" has more than ", limit, " bytes, the limit"));
-  }
-  return text;
-}
 
 absl::Status ReadTokenFiles(Config& config) {
   for (std::size_t i = 0; i < config.tenants.size(); ++i) {

@@ -44,6 +44,18 @@ std::uint64_t LimitIn(const Config& running, const Config& fresh, std::uint64_t 
   return limit == fresh.pool_bytes ? running.pool_bytes : limit;
 }
 
+// A file that has lost its tenants must not open the daemon to everybody.
+absl::Status CheckStaysClosed(const Config& running, const Config& fresh) {
+  const auto closed = [](const Tenant& tenant) { return !tenant.token.empty(); };
+  const auto needs_token = std::ranges::find_if(running.tenants, closed);
+  if (needs_token == running.tenants.end() || std::ranges::any_of(fresh.tenants, closed)) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      Concat("tenants: no tenant would need a token any more, and now \"", needs_token->name,
+             "\" does; restart the daemon if that is meant"));
+}
+
 }  // namespace
 
 bool IsReloadable(std::string_view field) {
@@ -52,6 +64,7 @@ bool IsReloadable(std::string_view field) {
 
 absl::StatusOr<ReloadPlan> PlanReload(const Config& running, const Config& fresh,
                                       const DeviceMemory& memory) {
+  if (absl::Status status = CheckStaysClosed(running, fresh); !status.ok()) return status;
   ReloadPlan plan{.config = running, .applied = {}, .needs_restart = {}};
   Config& merged = plan.config;
   merged.drain_limit = fresh.drain_limit;

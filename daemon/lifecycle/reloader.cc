@@ -1,7 +1,5 @@
 #include "daemon/lifecycle/reloader.h"
 
-#include <fstream>
-#include <iterator>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -9,6 +7,7 @@
 #include "daemon/base/strings.h"
 #include "daemon/config/reload.h"
 #include "daemon/metrics/names.h"
+#include "daemon/platform/read_file.h"
 #include "daemon/serving/tls.h"
 
 namespace tessera::lifecycle {
@@ -19,11 +18,13 @@ double SecondsSince1970() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
+constexpr std::size_t kMaxTlsFile = 1 << 20;
+
 std::size_t HashOf(const serving::TlsFiles& files) {
   std::string text;
   for (const std::string& path : {files.certificate, files.key, files.client_ca}) {
-    std::ifstream file(path, std::ios::binary);
-    text.append(std::istreambuf_iterator<char>(file), {});
+    // What cannot be read now is reported by whoever uses it.
+    text += ReadFile(path, kMaxTlsFile).value_or("");
     text += '\0';
   }
   return std::hash<std::string>()(text);

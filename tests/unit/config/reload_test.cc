@@ -43,6 +43,16 @@ TEST_F(ReloadPlanTest, NothingChangedIsNothingToDo) {
   EXPECT_THAT(plan->needs_restart, IsEmpty());
 }
 
+TEST_F(ReloadPlanTest, AFileWithoutTenantsDoesNotOpenTheDaemon) {
+  for (const std::vector<Tenant>& tenants : {std::vector<Tenant>{}, Config().tenants}) {
+    Config fresh = running_;
+    fresh.tenants = tenants;
+    const auto plan = Plan(fresh);
+    EXPECT_TRUE(absl::IsInvalidArgument(plan.status())) << plan.status();
+    EXPECT_NE(plan.status().message().find("no tenant would need a token"), std::string::npos);
+  }
+}
+
 TEST_F(ReloadPlanTest, EachReloadableFieldIsApplied) {
   const std::vector<std::pair<std::string, std::function<void(Config&)>>> changes = {
       {"drain_limit_ms", [](Config& c) { c.drain_limit = std::chrono::milliseconds(1); }},
