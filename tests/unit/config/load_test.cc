@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <filesystem>
 #include <fstream>
@@ -60,6 +61,17 @@ class LoadConfigTest : public ::testing::Test {
 
   fs::path directory_;
 };
+
+TEST_F(LoadConfigTest, WhatIsNoRegularFileIsRefusedWithoutWaiting) {
+  const std::string pipe = (directory_ / "pipe").string();
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  for (const std::string& path : {pipe, directory_.string()}) {
+    const auto loaded = Load({"--config=" + path});
+    ASSERT_FALSE(loaded.ok());
+    EXPECT_THAT(std::string(loaded.status().message()),
+                HasSubstr(Concat("\"", path, "\" is not a regular file")));
+  }
+}
 
 TEST_F(LoadConfigTest, WithoutArgumentsGivesTheDefaults) {
   const auto loaded = Load({});
