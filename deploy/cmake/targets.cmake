@@ -99,11 +99,12 @@ function(tessera_test name)
   endif()
 endfunction()
 
-# tessera_ops_test(NAME SCRIPT [ARGUMENTS ...] [TIMEOUT s]): a script that tests operations with
-# real tools. It exits with 77 where a tool cannot be had. A Python script uses tests/ops/cases.py,
-# so that tests/run counts each of its cases; any other script is executed and counts as one.
+# tessera_ops_test(NAME SCRIPT [ARGUMENTS ...] [TIMEOUT s] [ALONE]): a script that tests operations
+# with real tools. It exits with 77 where a tool cannot be had. A Python script uses
+# tests/ops/cases.py, so that tests/run counts each of its cases; any other script is executed and
+# counts as one. ALONE: no other test runs meanwhile, for what boots a whole system.
 function(tessera_ops_test name script)
-  cmake_parse_arguments(ARG "" "TIMEOUT" "ARGUMENTS" ${ARGN})
+  cmake_parse_arguments(ARG "ALONE" "TIMEOUT" "ARGUMENTS" ${ARGN})
   if(TESSERA_SANITIZE)  # they test the product from outside, with tools that are no part of it
     return()
   endif()
@@ -118,4 +119,7 @@ function(tessera_ops_test name script)
   endif()
   add_test(NAME ${name} COMMAND ${command})
   set_tests_properties(${name} PROPERTIES TIMEOUT ${ARG_TIMEOUT} SKIP_RETURN_CODE 77 LABELS ops)
+  if(ARG_ALONE)
+    set_tests_properties(${name} PROPERTIES RUN_SERIAL ON)
+  endif()
 endfunction()
