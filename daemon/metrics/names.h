@@ -18,12 +18,14 @@ inline constexpr Description<1> kTenantUsedBytes = {
     {"tenant"}};
 inline constexpr Description<1> kTenantSoftLimitBytes = {
     "tessera_tenant_soft_limit_bytes",
-    "Bytes above which a tenant's idle memory is reclaimed first; 0: no soft limit.",
+    "Bytes above which a tenant's idle memory is reclaimed first; "
+    "without a limit of its own, the pool's size.",
     Kind::kGauge,
     {"tenant"}};
 inline constexpr Description<1> kTenantHardLimitBytes = {
     "tessera_tenant_hard_limit_bytes",
-    "Bytes above which a tenant's calls are refused; 0: only the node's limit applies.",
+    "Bytes above which a tenant's calls are refused; "
+    "without a limit of its own, the pool's size.",
     Kind::kGauge,
     {"tenant"}};
 inline constexpr Description<2> kTenantMemoryBytes = {

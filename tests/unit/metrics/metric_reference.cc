@@ -155,8 +155,9 @@ std::string MetricReference(const std::filesystem::path& deploy) {
       "Every metric of `/metrics`, with its type and labels. Generated from the list in the code:\n"
       "do not edit. Units are base units: bytes and seconds. `_total` marks counters, which start\n"
       "at 0 when the daemon starts. All series exist from the start, except status codes other\n"
-      "than OK. An idle daemon has fewer than 300 series, and each tenant adds 20: those with the\n"
-      "label `tenant`. The last column names the alerts (bold) and the panels that use a metric.\n"
+      "than OK, and the expiry of a certificate without TLS. An idle daemon has fewer than 300\n"
+      "series, and each tenant adds 20: those with the label `tenant`. The last column names the\n"
+      "alerts (bold) and the panels that use a metric.\n"
       "\n"
       "| metric | type | labels | meaning | used by |\n"
       "|---|---|---|---|---|\n";
