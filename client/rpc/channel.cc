@@ -4,24 +4,23 @@
 #include <grpcpp/security/credentials.h>
 
 #include <cctype>
-#include <fstream>
-#include <iterator>
 #include <string_view>
 #include <utility>
 
 #include "daemon/base/strings.h"
+#include "daemon/platform/read_file.h"
 
 namespace tessera::client {
 
 namespace {
 
 constexpr std::string_view kUnixScheme = "unix:";
+constexpr std::size_t kMaxPemFile = 4 << 20;  // bundles of all public authorities have 0.3 MB
 
 // Returns "" for an empty path.
 absl::StatusOr<std::string> ReadPem(std::string_view what, const std::string& path) {
   if (path.empty()) return std::string();
-  std::ifstream file(path, std::ios::binary);
-  std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  std::string text = ReadFile(path, kMaxPemFile).value_or("");
   if (text.find("-----BEGIN ") == std::string::npos) {
     return absl::InvalidArgumentError(
         Concat(what, ": \"", path, "\" cannot be read or is not a PEM file"));
