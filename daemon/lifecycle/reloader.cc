@@ -19,11 +19,13 @@ double SecondsSince1970() {
 }
 
 constexpr std::size_t kMaxTlsFile = 1 << 20;
+// A signal that stops the daemon waits for a reload.
+constexpr std::chrono::seconds kReadLimit{5};
 
 std::size_t HashOf(const serving::TlsFiles& files) {
   std::string text;
   for (const std::string& path : {files.certificate, files.key, files.client_ca}) {
-    // What cannot be read now is reported by whoever uses it.
+    // CheckTls reports what cannot be read.
     text += ReadFile(path, kMaxTlsFile).value_or("");
     text += '\0';
   }
@@ -55,9 +57,15 @@ serving::TlsFiles TlsFilesOf(const config::Config& config) {
           .client_ca = config.tls_client_ca_file};
 }
 
+// The TLS files are those of the start: a reload replaces their content, not their names.
 Reloader::Reloader(const Options& options)
     : options_(options),
-      tls_files_(HashOf(TlsFilesOf(*options.running->Get()))),
+      files_(
+          [load = options.load, tls = TlsFilesOf(*options.running->Get())] {
+            return Files{.config = load(), .tls = serving::CheckTls(tls), .tls_hash = HashOf(tls)};
+          },
+          kReadLimit),
+      tls_hash_(HashOf(TlsFilesOf(*options.running->Get()))),
       success_time_(SecondsSince1970()) {}
 
 absl::StatusOr<Reloader::Reloaded> Reloader::Reload() {
@@ -77,13 +85,13 @@ absl::StatusOr<Reloader::Reloaded> Reloader::Reload() {
 }
 
 absl::StatusOr<Reloader::Reloaded> Reloader::Apply() {
-  const absl::StatusOr<config::Config> fresh = options_.load();
-  if (!fresh.ok()) return fresh.status();
+  const absl::StatusOr<Files> files = files_.Read();
+  if (!files.ok()) return files.status();
+  if (!files->config.ok()) return files->config.status();
   absl::StatusOr<config::ReloadPlan> plan =
-      config::PlanReload(*options_.running->Get(), *fresh, options_.memory);
+      config::PlanReload(*options_.running->Get(), *files->config, options_.memory);
   if (!plan.ok()) return plan.status();
-  const serving::TlsFiles tls = TlsFilesOf(plan->config);
-  if (absl::Status status = serving::CheckTls(tls); !status.ok()) return status;
+  if (!files->tls.ok()) return files->tls;
   // The only step that can fail. If it does, it has changed nothing.
   serving::Services& services = *options_.services;
   if (absl::Status status = services.node->SetTenants(TenantsOf(plan->config)); !status.ok()) {
@@ -95,9 +103,8 @@ absl::StatusOr<Reloader::Reloaded> Reloader::Apply() {
   services.call_log->SetSlow(plan->config.slow_call);
   services.logger->set_level(plan->config.log_level);
   // gRPC looks at the files by itself, every few seconds.
-  const std::size_t tls_files = HashOf(tls);
-  if (tls_files != tls_files_) plan->applied.emplace_back("tls_certificate_file");
-  tls_files_ = tls_files;
+  if (files->tls_hash != tls_hash_) plan->applied.emplace_back("tls_certificate_file");
+  tls_hash_ = files->tls_hash;
   options_.running->Set(std::move(plan->config));
   return Reloaded{.applied = std::move(plan->applied),
                   .needs_restart = std::move(plan->needs_restart)};

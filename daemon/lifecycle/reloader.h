@@ -13,6 +13,7 @@
 #include "daemon/cache/tenant/node.h"
 #include "daemon/config/config.h"
 #include "daemon/config/validate.h"
+#include "daemon/lifecycle/bounded_read.h"
 #include "daemon/metrics/collector.h"
 #include "daemon/platform/service_manager.h"
 #include "daemon/serving/call/services.h"
@@ -26,7 +27,8 @@ class Reloader final : public metrics::Collector {
  public:
   using Reloaded = serving::AdminService::Reloaded;
   struct Options {
-    // Reads file and command line anew. The result is complete and valid.
+    // Reads file and command line anew. The result is complete and valid. Owns what it uses, since
+    // it may hang.
     std::function<absl::StatusOr<config::Config>()> load;
     config::DeviceMemory memory;
     Published<config::Config>* running;
@@ -37,18 +39,26 @@ class Reloader final : public metrics::Collector {
   explicit Reloader(const Options& options);
 
   // Checks everything, then applies the reloadable fields, all or nothing, and logs the result. One
-  // reload runs at a time. FAILED_PRECONDITION while the daemon drains.
+  // reload runs at a time. FAILED_PRECONDITION while the daemon drains, DEADLINE_EXCEEDED if the
+  // files cannot be read in time.
   absl::StatusOr<Reloaded> Reload();
 
   void Collect(metrics::Visitor& visitor) const override;
 
  private:
-  absl::StatusOr<Reloaded> Apply();
+  // Everything that a reload reads from files.
+  struct Files {
+    absl::StatusOr<config::Config> config;
+    absl::Status tls;
+    std::size_t tls_hash;  // of the content of the TLS files
+  };
+  absl::StatusOr<Reloaded> Apply() TESSERA_REQUIRES(mutex_);
   void Report(const absl::StatusOr<Reloaded>& reloaded);
 
   const Options options_;
   Mutex mutex_;
-  std::size_t tls_files_ TESSERA_GUARDED_BY(mutex_);  // hash of their content
+  BoundedRead<Files> files_ TESSERA_GUARDED_BY(mutex_);
+  std::size_t tls_hash_ TESSERA_GUARDED_BY(mutex_);  // of the TLS files in use
   std::atomic<bool> successful_{true};
   std::atomic<double> success_time_;  // seconds since 1970; at first, the time of the start
 };
