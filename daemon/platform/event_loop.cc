@@ -64,6 +64,7 @@ void EventLoop::Unwatch(int fd) {
 void EventLoop::AwaitData(int fd) { Await(fd, EPOLLIN | EPOLLRDHUP); }
 void EventLoop::AwaitRoom(int fd) { Await(fd, EPOLLOUT | EPOLLRDHUP); }
 void EventLoop::AwaitRoomOnly(int fd) { Await(fd, EPOLLOUT); }
+void EventLoop::AwaitHangUp(int fd) { Await(fd, EPOLLRDHUP); }
 
 void EventLoop::Await(int fd, std::uint32_t events) {
   const auto it = tokens_.find(fd);

@@ -50,6 +50,7 @@ class EventLoop {
   void AwaitData(int fd);
   void AwaitRoom(int fd);
   void AwaitRoomOnly(int fd);
+  void AwaitHangUp(int fd);  // neither data nor room
 
   // Waits for at most `timeout` (nullopt: forever), then calls the handlers of ready descriptors.
   void RunOnce(std::optional<absl::Duration> timeout);

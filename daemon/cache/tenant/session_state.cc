@@ -65,18 +65,20 @@ bool SessionState::mapped() const {
   return nonce_used_;
 }
 
-absl::StatusOr<const Staging*> SessionState::staging() {
-  {
-    MutexLock lock(mutex_);
-    if (staging_ != nullptr) return staging_.get();
-  }
-  // Created without the lock: allocating gigabytes takes about a second, and readers must not wait.
+const Staging* SessionState::staging() const {
+  MutexLock lock(mutex_);
+  return staging_.get();
+}
+
+absl::Status SessionState::CreateStaging() {
+  if (staging() != nullptr) return absl::OkStatus();
+  // Without the lock, so that readers do not wait.
   absl::StatusOr<std::unique_ptr<Staging>> created =
       Staging::Create(*options_.device, options_.staging_bytes, *options_.node, *options_.tenant);
   if (!created.ok()) return created.status();
   MutexLock lock(mutex_);
   if (staging_ == nullptr) staging_ = *std::move(created);
-  return staging_.get();
+  return absl::OkStatus();
 }
 
 absl::StatusOr<const std::byte*> SessionState::StagingRange(std::uint64_t offset,

@@ -77,8 +77,10 @@ class SessionState {
   bool TakeNonce(std::uint64_t nonce);
   bool mapped() const;
 
-  // Created on the worker's first request.
-  absl::StatusOr<const Staging*> staging();
+  // The arena that CreateStaging made; null: it was not called, or failed.
+  const Staging* staging() const;
+  // Idempotent. Allocating gigabytes takes about a second.
+  absl::Status CreateStaging();
   // Returns FAILED_PRECONDITION if the worker has not mapped a staging arena.
   absl::StatusOr<const std::byte*> StagingRange(std::uint64_t offset, std::uint64_t bytes) const;
 

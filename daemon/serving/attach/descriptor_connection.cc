@@ -96,7 +96,8 @@ absl::StatusOr<DescriptorConnection::Next> DescriptorConnection::ServeRequests(
     shm::DescriptorRequest request;
     std::memcpy(&request, buffer_.data(), sizeof request);
     filled_ = 0;
-    if (absl::Status status = Serve(request, tenant, session); !status.ok()) return status;
+    const absl::StatusOr<Next> next = Serve(request, tenant, session);
+    if (!next.ok() || *next != Next::kRequests) return next;
   }
   return Next::kRequests;
 }
@@ -115,45 +116,64 @@ absl::Status DescriptorConnection::Hand(shm::DescriptorAnswer answer, const devi
   return Answer(answer, share.fd.get());
 }
 
-absl::Status DescriptorConnection::Serve(const shm::DescriptorRequest& request,
-                                         cache::Tenant& tenant, cache::SessionState& session) {
-  shm::DescriptorAnswer answer = {.kind = request.kind, .index = request.index};
-  const auto refuse = [&](DescriptorCode code) {
-    answer.code = code;
-    return Answer(answer, -1);
-  };
-  absl::StatusOr<device::Export> share;
+absl::Status DescriptorConnection::HandControl(shm::DescriptorAnswer answer, const Memfd& page) {
+  answer.code = DescriptorCode::kOk;
+  answer.bytes = page.bytes();
+  return Answer(answer, page.fd());
+}
+
+absl::Status DescriptorConnection::Refuse(shm::DescriptorAnswer answer, DescriptorCode code) {
+  answer.code = code;
+  return Answer(answer, -1);
+}
+
+absl::Status DescriptorConnection::HandOrRefuse(const shm::DescriptorAnswer& answer,
+                                                const absl::StatusOr<device::Export>& share) {
+  if (share.ok()) return Hand(answer, *share);
+  return Refuse(answer, absl::IsNotFound(share.status())
+                            ? DescriptorCode::kNoSuchIndex
+                            : DescriptorCode::kExhausted);  // no file descriptors left
+}
+
+absl::Status DescriptorConnection::AnswerStaging(const absl::Status& created,
+                                                 cache::SessionState& session) {
+  const shm::DescriptorAnswer answer = {.kind = DescriptorKind::kStaging};
+  if (!created.ok()) return Refuse(answer, DescriptorCode::kExhausted);
+  return HandOrRefuse(answer, session.staging()->memory().Share());
+}
+
+absl::StatusOr<DescriptorConnection::Next> DescriptorConnection::Serve(
+    const shm::DescriptorRequest& request, cache::Tenant& tenant, cache::SessionState& session) {
+  const shm::DescriptorAnswer answer = {.kind = request.kind, .index = request.index};
+  absl::Status answered;
   switch (request.kind) {
     case DescriptorKind::kDirectory:
     case DescriptorKind::kPool: {
       pool::Pool& pool =
           request.kind == DescriptorKind::kPool ? tenant.pool() : tenant.directory().pool();
-      share = pool.ShareExtent(request.index, session.id(), &answer.generation);
+      shm::DescriptorAnswer filled = answer;
+      const absl::StatusOr<device::Export> share =
+          pool.ShareExtent(request.index, session.id(), &filled.generation);
+      answered = HandOrRefuse(filled, share);
       break;
     }
-    case DescriptorKind::kControl: {
-      if (request.index != 0) return refuse(DescriptorCode::kNoSuchIndex);
-      const Memfd& page = session.control()->memory();
-      answer.code = DescriptorCode::kOk;
-      answer.bytes = page.bytes();
-      return Answer(answer, page.fd());
-    }
-    case DescriptorKind::kStaging: {
-      if (request.index != 0) return refuse(DescriptorCode::kNoSuchIndex);
-      absl::StatusOr<const cache::Staging*> staging = session.staging();
-      if (!staging.ok()) return refuse(DescriptorCode::kExhausted);
-      share = (*staging)->memory().Share();
+    case DescriptorKind::kControl:
+      answered = request.index == 0 ? HandControl(answer, session.control()->memory())
+                                    : Refuse(answer, DescriptorCode::kNoSuchIndex);
       break;
-    }
+    case DescriptorKind::kStaging:
+      if (request.index == 0 && session.staging() == nullptr) return Next::kStaging;
+      answered = request.index == 0 ? AnswerStaging(absl::OkStatus(), session)
+                                    : Refuse(answer, DescriptorCode::kNoSuchIndex);
+      break;
     case DescriptorKind::kTail:
-      share = session.tails().Share(request.index);
+      answered = HandOrRefuse(answer, session.tails().Share(request.index));
       break;
     default:
-      return refuse(DescriptorCode::kBadRequest);
+      answered = Refuse(answer, DescriptorCode::kBadRequest);
   }
-  if (absl::IsNotFound(share.status())) return refuse(DescriptorCode::kNoSuchIndex);
-  if (!share.ok()) return refuse(DescriptorCode::kExhausted);  // no file descriptors left
-  return Hand(answer, *share);
+  if (!answered.ok()) return answered;
+  return Next::kRequests;
 }
 
 }  // namespace tessera::serving

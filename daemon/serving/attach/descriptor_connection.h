@@ -26,10 +26,13 @@ class DescriptorConnection {
   // Reads available bytes. Returns the session once the opening is complete and valid, and null
   // while it is incomplete. After an error the caller must close the connection.
   absl::StatusOr<std::shared_ptr<cache::SessionState>> ReadOpening(const cache::Node& node);
-  // What to wait for next: requests, or room to send.
-  enum class Next { kRequests, kRoom };
+  // What to wait for next: requests, room to send, or the session's staging memory. The caller
+  // creates the latter (SessionState::CreateStaging), which takes too long for this thread, and
+  // calls AnswerStaging with the outcome.
+  enum class Next { kRequests, kRoom, kStaging };
   // Serves a few requests of an opened connection, so that other peers get their turn.
   absl::StatusOr<Next> ServeRequests(cache::Tenant& tenant, cache::SessionState& session);
+  absl::Status AnswerStaging(const absl::Status& created, cache::SessionState& session);
   // Reads and drops input after the session has ended. Returns an error once the peer has closed.
   absl::Status Discard();
 
@@ -40,8 +43,12 @@ class DescriptorConnection {
   // in `answer`.
   absl::Status Answer(shm::DescriptorAnswer& answer, int fd);
   absl::Status Hand(shm::DescriptorAnswer answer, const device::Export& share);
-  absl::Status Serve(const shm::DescriptorRequest& request, cache::Tenant& tenant,
-                     cache::SessionState& session);
+  absl::Status HandControl(shm::DescriptorAnswer answer, const Memfd& page);
+  absl::StatusOr<Next> Serve(const shm::DescriptorRequest& request, cache::Tenant& tenant,
+                             cache::SessionState& session);
+  absl::Status HandOrRefuse(const shm::DescriptorAnswer& answer,
+                            const absl::StatusOr<device::Export>& share);
+  absl::Status Refuse(shm::DescriptorAnswer answer, shm::DescriptorCode code);
 
   Fd socket_;
   std::array<std::byte, sizeof(shm::DescriptorOpening)> buffer_{};

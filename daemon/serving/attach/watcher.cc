@@ -294,17 +294,48 @@ void Watcher::ServeWitness(SessionId id, EventLoop::Ready ready) {
   const auto it = sessions_.find(id);
   if (it == sessions_.end() || it->second.witness == nullptr) return;
   Watched& watched = it->second;
-  cache::Tenant* tenant = services_.node->TenantOf(id.value());
   using Next = DescriptorConnection::Next;
-  const int fd = watched.witness->fd();
-  const absl::StatusOr<Next> next = watched.witness->ServeRequests(*tenant, *watched.session);
-  // Do not wait for room if the peer has hung up.
-  if (next.ok() && !(*next == Next::kRoom && ready.hung_up)) {
-    if (*next == Next::kRoom && !ready.writable) loop_.AwaitRoom(fd);
-    if (*next == Next::kRequests && ready.writable) loop_.AwaitData(fd);
-    return;
+  absl::StatusOr<Next> next = Next::kStaging;
+  if (!watched.awaits_staging) {
+    cache::Tenant* tenant = services_.node->TenantOf(id.value());
+    next = watched.witness->ServeRequests(*tenant, *watched.session);
   }
-  loop_.Unwatch(fd);
+  // A peer that has hung up may have requests left, but gets no answer to what it must wait for.
+  const bool goes_on = next.ok() && (*next == Next::kRequests || !ready.hung_up);
+  const int fd = watched.witness->fd();
+  if (!goes_on) {
+    loop_.Unwatch(fd);
+    return listener_.DescriptorSocketClosed(id);
+  }
+  if (*next == Next::kRoom && !ready.writable) loop_.AwaitRoom(fd);
+  if (*next == Next::kRequests && ready.writable) loop_.AwaitData(fd);
+  if (*next == Next::kStaging && !std::exchange(watched.awaits_staging, true)) {
+    loop_.AwaitHangUp(fd);
+    CreateStaging(watched.session);
+  }
+}
+
+void Watcher::CreateStaging(const std::shared_ptr<cache::SessionState>& session) {
+  const SessionId id = session->id();
+  services_.scheduler->Submit({.name = "create-staging",
+                               .priority = JobPriority::kTails,
+                               .tenant = session->tenant_id(),
+                               .owner = id.value()},
+                              [this, id, session] {
+                                absl::Status created = session->CreateStaging();
+                                Post([this, id, created] { StagingCreated(id, created); });
+                              });
+}
+
+void Watcher::StagingCreated(SessionId id, const absl::Status& created) {
+  const auto it = sessions_.find(id);
+  if (it == sessions_.end()) return;  // the session has ended in the meantime
+  Watched& watched = it->second;
+  watched.awaits_staging = false;
+  if (watched.witness->AnswerStaging(created, *watched.session).ok()) {
+    return loop_.AwaitData(watched.witness->fd());
+  }
+  loop_.Unwatch(watched.witness->fd());
   listener_.DescriptorSocketClosed(id);
 }
 

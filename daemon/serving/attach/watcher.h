@@ -59,6 +59,7 @@ class Watcher {
   struct Watched {
     std::shared_ptr<cache::SessionState> session;
     std::unique_ptr<DescriptorConnection> witness;
+    bool awaits_staging = false;  // its requests wait meanwhile
   };
   struct Unopened {
     std::unique_ptr<DescriptorConnection> connection;
@@ -79,6 +80,9 @@ class Watcher {
   // Logs at most one line per second.
   void LogRefused(const absl::Status& why);
   void ServeWitness(SessionId id, EventLoop::Ready ready);
+  // Creates the session's staging memory in the background, and then serves its requests again.
+  void CreateStaging(const std::shared_ptr<cache::SessionState>& session);
+  void StagingCreated(SessionId id, const absl::Status& created);
   void AwaitImporterExit(SessionId id, Watched watched);
   void DiscardUntilClosed(SessionId id);
   void NotifyShrunkPools();

@@ -195,9 +195,8 @@ void DaemonScript::MapMemory(Attached& attached, cache::SessionState& state) {
       state.control()->memory().fd(), state.control()->memory().bytes(), Access::kReadWrite);
   TESSERA_CHECK(control.ok(), control.status().ToString());
   attached.control = *std::move(control);
-  const auto staging = state.staging();
-  if (!staging.ok()) return;  // no room for an arena
-  absl::StatusOr<device::Export> share = (*staging)->memory().Share();
+  if (!state.CreateStaging().ok()) return;  // no room for an arena
+  absl::StatusOr<device::Export> share = state.staging()->memory().Share();
   TESSERA_CHECK(share.ok(), share.status().ToString());
   absl::StatusOr<AddressRange> mapped =
       AddressRange::Map(share->fd.get(), share->bytes, Access::kReadWrite);

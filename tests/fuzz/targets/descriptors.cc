@@ -115,6 +115,11 @@ class Peer {
     const auto next = there_->ServeRequests(tenant, *state_);
     TESSERA_CHECK(next.ok() || !here_.valid(), next.status().ToString());
     if (!next.ok()) return Cut();
+    if (*next == DescriptorConnection::Next::kStaging) {
+      const absl::Status answered = there_->AnswerStaging(state_->CreateStaging(), *state_);
+      TESSERA_CHECK(answered.ok() || !here_.valid(), answered.ToString());
+      if (!answered.ok()) return Cut();
+    }
     ReadAnswers();
   }
 

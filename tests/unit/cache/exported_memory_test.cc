@@ -51,8 +51,8 @@ class ExportedMemory : public testing::Test {
         tenant.directory().mapped().base);
     add("tails", session.tails().Share(tail_.place.tail.extent), true,
         sequence_->tail()->region().data() - tail_.place.tail.offset);
-    const Staging& staging = **session.staging();
-    add("staging", staging.memory().Share(), true, *session.StagingRange(0, 1));
+    EXPECT_TRUE(session.CreateStaging().ok());
+    add("staging", session.staging()->memory().Share(), true, *session.StagingRange(0, 1));
     Fd fd;
     EXPECT_TRUE(DuplicateFd(session.control()->memory().fd(), &fd).ok());
     all.push_back({"control", std::move(fd), session.control()->memory().bytes(), true,

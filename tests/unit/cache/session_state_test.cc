@@ -42,12 +42,15 @@ TEST_F(SessionStateTest, TheNonceOpensOnce) {
   EXPECT_FALSE(session->TakeNonce(222));
 }
 
-TEST_F(SessionStateTest, StagingComesWhenItIsFirstAskedForAndGoesWithTheSession) {
+TEST_F(SessionStateTest, StagingIsCreatedOnceAndGoesWithTheSession) {
   auto session = Make();
   EXPECT_EQ(session->StagingRange(0, 1).status().code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_EQ(node_.used_bytes(), 0u);
-  const Staging* staging = *session->staging();
-  EXPECT_EQ(*session->staging(), staging);
+  EXPECT_EQ(session->staging(), nullptr);
+  ASSERT_TRUE(session->CreateStaging().ok());
+  const Staging* staging = session->staging();
+  ASSERT_TRUE(session->CreateStaging().ok());
+  EXPECT_EQ(session->staging(), staging);
   EXPECT_EQ(node_.used_bytes(pool::MemoryTag::kStaging), kTestStaging);
   EXPECT_EQ(tenant_.used_bytes(pool::MemoryTag::kStaging), kTestStaging);
 
@@ -62,7 +65,7 @@ TEST_F(SessionStateTest, StagingComesWhenItIsFirstAskedForAndGoesWithTheSession)
 
 TEST_F(SessionStateTest, RangesOutsideOfStagingAreRefusedWithAllThreeNumbers) {
   const auto session = Make();
-  ASSERT_TRUE(session->staging().ok());
+  ASSERT_TRUE(session->CreateStaging().ok());
   TestRandom random;
   for (int i = 0; i < 10000; ++i) {
     const std::uint64_t offset = random.OneIn(2) ? random.Border() : random.Below(kTestStaging + 2);
@@ -79,16 +82,16 @@ TEST_F(SessionStateTest, RangesOutsideOfStagingAreRefusedWithAllThreeNumbers) {
 
 TEST_F(SessionStateTest, StagingThatDoesNotFitTheAccountsIsRefusedAndNothingIsLeft) {
   const auto session = Make(3 * kTestStaging);
-  EXPECT_EQ(session->staging().status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(session->CreateStaging().code(), absl::StatusCode::kResourceExhausted);
   EXPECT_EQ(node_.used_bytes() + tenant_.used_bytes(), 0u);
   absl::StatusOr<pool::Charge> others =
       node_.Reserve(pool::MemoryTag::kPoolExtents, kTestStaging + 1);
   ASSERT_TRUE(others.ok());
   const auto second = Make();
-  EXPECT_EQ(second->staging().status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(second->CreateStaging().code(), absl::StatusCode::kResourceExhausted);
   EXPECT_EQ(tenant_.used_bytes(), 0u);
   others->Reset();
-  EXPECT_TRUE(second->staging().ok());  // a retry succeeds
+  EXPECT_TRUE(second->CreateStaging().ok());  // a retry succeeds
 }
 
 TEST_F(SessionStateTest, AHostileCountOfWaitsRaisesAFigureAndNoMore) {

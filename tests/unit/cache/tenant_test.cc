@@ -231,7 +231,7 @@ TEST_F(TenantTest, ASessionThatEndsInTheMiddleOfEverythingLeavesNothing) {
   Stamps stamps = NewStamps(60);
   {
     TestWorker worker(tenant(), world_.OpenSession());
-    ASSERT_TRUE(worker.session().staging().ok());
+    ASSERT_TRUE(worker.session().CreateStaging().ok());
     const auto decoding = world_.NewSequence(worker.session(), *model);
     ASSERT_TRUE(AppendAll(*decoding, 0, stamps).ok());
     const TestWorker::OpenTail tail = *worker.Open(*decoding);

@@ -109,6 +109,27 @@ TEST(EventLoop, AwaitsRoomInsteadOfData) {
   EXPECT_FALSE(got.writable);
 }
 
+TEST(EventLoop, AwaitsNothingButTheEndOfAPeer) {
+  EventLoop loop = MustLoop();
+  auto [ours, theirs] = SocketPair();
+  int calls = 0;
+  EventLoop::Ready got;
+  ASSERT_TRUE(loop.Watch(ours.get(),
+                         [&](EventLoop::Ready ready) {
+                           ++calls;
+                           got = ready;
+                         })
+                  .ok());
+  loop.AwaitHangUp(ours.get());
+  ASSERT_EQ(::send(theirs.get(), "x", 1, 0), 1);
+  loop.RunOnce(kNow);
+  EXPECT_EQ(calls, 0);
+  theirs.Close();
+  loop.RunOnce(std::nullopt);
+  EXPECT_EQ(calls, 1);
+  EXPECT_TRUE(got.hung_up);
+}
+
 TEST(EventLoop, ANumberReusedWithinARoundGetsNoEventOfItsPredecessor) {
   EventLoop loop = MustLoop();
   Event first = MustEvent();
