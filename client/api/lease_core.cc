@@ -4,6 +4,8 @@
 #include <chrono>
 #include <cstdio>
 #include <random>
+#include <system_error>
+#include <thread>
 #include <utility>
 
 #include "client/error/error_info.h"
@@ -410,6 +412,26 @@ void Core::Warn(std::string_view warning) {
   std::fprintf(stderr, "tessera: %.*s\n", static_cast<int>(warning.size()), warning.data());
 }
 
+void Core::SayGoodbye(const std::shared_ptr<Session>& session) {
+  // Writing waits for a daemon that does not read, until Cancel.
+  std::thread writer;
+  try {
+    writer = std::thread([session] { session->FinishWriting(); });
+  } catch (const std::system_error&) {
+    session->FinishWriting();  // no more threads
+  }
+  {
+    const Clock::TimePoint deadline = SystemClock().Now() + kGoodbye;
+    MutexLock lock(mutex_);
+    while (session_ == session) {
+      if (changed_.WaitUntil(mutex_, deadline)) continue;
+      session->Cancel();  // the daemon does not answer: detach anyway
+      break;
+    }
+  }
+  if (writer.joinable()) writer.join();
+}
+
 void Core::Detach() {
   MutexLock join_lock(join_mutex_);
   std::shared_ptr<Session> session;
@@ -422,16 +444,7 @@ void Core::Detach() {
     changed_.NotifyAll();
   }
   if (!lease_.joinable()) return;
-  if (session != nullptr) {
-    session->FinishWriting();
-    const Clock::TimePoint deadline = SystemClock().Now() + kGoodbye;
-    MutexLock lock(mutex_);
-    while (session_ == session) {
-      if (changed_.WaitUntil(mutex_, deadline)) continue;
-      session->Cancel();  // the daemon does not answer: detach anyway
-      break;
-    }
-  }
+  if (session != nullptr) SayGoodbye(session);
   lease_.join();
 }
 

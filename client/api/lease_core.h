@@ -57,6 +57,9 @@ class Core {
   // Waits until the order is done, and cancels an attempt that takes longer than `patience`.
   Outcome Place(Order order, Clock::Duration patience);
 
+  // Tells the daemon that the worker leaves, and waits a while for the end of the lease.
+  void SayGoodbye(const std::shared_ptr<Session>& session);
+
   // On the lease thread.
   void RunLease();
   Outcome AttachNow(Order order);

@@ -74,6 +74,9 @@ class MappedDaemon {
   void EndLeases(const absl::Status& why, bool restart);
   // Attachments fail with this status until it is set to OK.
   void RefuseAttach(const absl::Status& why);
+  // From now on writing a goodbye waits until the stream is cancelled, as beside a daemon that
+  // reads nothing.
+  void StallGoodbyes() { stall_goodbyes_.store(true); }
   // The Append after the next `after` ones fails with this status.
   void FailNextAppend(const absl::Status& why, std::uint32_t after = 0);
   // The next `times` calls of Truncate fail with this status.
@@ -221,6 +224,7 @@ class MappedDaemon {
   std::vector<std::shared_ptr<Session>> sessions_;
   std::deque<Retired> retired_;
   absl::Status refuse_attach_;
+  std::atomic<bool> stall_goodbyes_{false};
   absl::Status fail_append_;
   std::uint32_t fail_append_after_ = 0;
   absl::Status fail_truncate_;

@@ -61,6 +61,11 @@ bool MappedDaemon::FakeStream::Read(v1::AttachResponse& message) {
 
 // Ends the session of a worker that leaves, as if its lease were lost.
 void MappedDaemon::FakeStream::FinishWriting() {
+  if (daemon_.stall_goodbyes_.load()) {
+    std::unique_lock lock(pipe_->mutex);
+    pipe_->changed.wait(lock, [this] { return pipe_->ended; });
+    return;
+  }
   std::lock_guard lock(daemon_.mutex_);
   if (session_ != nullptr) daemon_.EndSession(*session_, absl::OkStatus());
 }

@@ -248,6 +248,14 @@ TEST(Lease, DrainingIsTold) {
   EXPECT_EQ(attached.drain_limit, std::chrono::milliseconds(1500));
 }
 
+TEST(Lease, AWorkerLeavesADaemonThatReadsNothing) {
+  TestRandom random;
+  fakes::MappedDaemon daemon({.seed = random.Bits()});
+  Attached attached(daemon);
+  daemon.StallGoodbyes();
+  attached.worker = nullptr;  // hangs unless the goodbye is given up
+}
+
 TEST(Lease, HandlesOutliveTheWorker) {
   TestRandom random;
   Decoder decoder(random, LeasedModel());
