@@ -34,13 +34,13 @@ void RpcMethod::Visit(Visitor& visitor, std::string_view service, std::string_vi
 Metrics::Metrics(BuildInfo build) : build_(std::move(build)) {}
 
 Metrics::~Metrics() {
-  MutexLock lock(mutex_);
+  MutexLock lock(collectors_mutex_);
   TESSERA_CHECK(collectors_.empty(),
                 Concat(collectors_.size(), " collectors outlive the metrics they report to"));
 }
 
 RpcMethod& Metrics::AddRpc(std::string_view service, std::string_view method, RpcClass rpc_class) {
-  MutexLock lock(mutex_);
+  MutexLock lock(methods_mutex_);
   std::unique_ptr<RpcMethod>& entry = methods_[{std::string(service), std::string(method)}];
   if (entry == nullptr) {
     DurationHistogram& durations =
@@ -51,20 +51,20 @@ RpcMethod& Metrics::AddRpc(std::string_view service, std::string_view method, Rp
 }
 
 RpcMethod& Metrics::Rpc(std::string_view service, std::string_view method) {
-  MutexLock lock(mutex_);
+  MutexLock lock(methods_mutex_);
   const auto found = methods_.find({std::string(service), std::string(method)});
   TESSERA_CHECK(found != methods_.end(), Concat(service, ".", method, " was not added"));
   return *found->second;
 }
 
 Metrics::Registration Metrics::Register(const Collector& collector) {
-  MutexLock lock(mutex_);
+  MutexLock lock(collectors_mutex_);
   collectors_.push_back(&collector);
   return Registration(this, &collector);
 }
 
 void Metrics::Unregister(const Collector* collector) {
-  MutexLock lock(mutex_);
+  MutexLock lock(collectors_mutex_);
   const auto found = std::find(collectors_.begin(), collectors_.end(), collector);
   TESSERA_CHECK(found != collectors_.end(), "the collector is not registered");
   collectors_.erase(found);
@@ -83,17 +83,22 @@ void Metrics::Registration::Reset() {
   if (metrics_ != nullptr) std::exchange(metrics_, nullptr)->Unregister(collector_);
 }
 
-void Metrics::Visit(Visitor& visitor) const {
-  visitor.Add(kBuildInfo, 1, build_.version, build_.device, build_.isa);
-  sessions_total.Visit(visitor);
-  session_ends_total.Visit(visitor);
-  MutexLock lock(mutex_);
+void Metrics::VisitRpcs(Visitor& visitor) const {
+  MutexLock lock(methods_mutex_);
   for (const auto& [names, method] : methods_) method->Visit(visitor, names.first, names.second);
   for (const auto& [key, durations] : durations_) {
     const std::array<std::string_view, 2> labels = {
         key.first, kLabelValues<RpcClass>[static_cast<std::size_t>(key.second)]};
     durations.Visit(visitor, kRpcDurationSeconds.view(), labels);
   }
+}
+
+void Metrics::Visit(Visitor& visitor) const {
+  visitor.Add(kBuildInfo, 1, build_.version, build_.device, build_.isa);
+  sessions_total.Visit(visitor);
+  session_ends_total.Visit(visitor);
+  VisitRpcs(visitor);
+  MutexLock lock(collectors_mutex_);
   for (const Collector* collector : collectors_) collector->Collect(visitor);
 }
 

@@ -77,9 +77,10 @@ class Metrics {
   // Adds a method, whose series are reported from now on, and returns its counters; the same object
   // for the same names. Takes a lock.
   RpcMethod& AddRpc(std::string_view service, std::string_view method, RpcClass rpc_class)
-      TESSERA_EXCLUDES(mutex_);
+      TESSERA_EXCLUDES(methods_mutex_);
   // The counters of a method that was added. Takes a lock.
-  RpcMethod& Rpc(std::string_view service, std::string_view method) TESSERA_EXCLUDES(mutex_);
+  RpcMethod& Rpc(std::string_view service, std::string_view method)
+      TESSERA_EXCLUDES(methods_mutex_);
 
   // Unregisters the collector when destroyed. No scrape uses the collector after that.
   class Registration {
@@ -99,22 +100,27 @@ class Metrics {
     Metrics* metrics_ = nullptr;
     const Collector* collector_ = nullptr;
   };
-  [[nodiscard]] Registration Register(const Collector& collector) TESSERA_EXCLUDES(mutex_);
+  [[nodiscard]] Registration Register(const Collector& collector)
+      TESSERA_EXCLUDES(collectors_mutex_);
 
   // Performs one scrape: passes every sample to `visitor`.
-  void Visit(Visitor& visitor) const TESSERA_EXCLUDES(mutex_);
+  void Visit(Visitor& visitor) const TESSERA_EXCLUDES(collectors_mutex_, methods_mutex_);
 
  private:
-  void Unregister(const Collector* collector) TESSERA_EXCLUDES(mutex_);
+  void VisitRpcs(Visitor& visitor) const TESSERA_EXCLUDES(methods_mutex_);
+  void Unregister(const Collector* collector) TESSERA_EXCLUDES(collectors_mutex_);
 
   const BuildInfo build_;
-  mutable Mutex mutex_;
-  std::vector<const Collector*> collectors_ TESSERA_GUARDED_BY(mutex_);
+  // Held while collectors collect, which wait for locks of the cache.
+  mutable Mutex collectors_mutex_;
+  std::vector<const Collector*> collectors_ TESSERA_GUARDED_BY(collectors_mutex_);
+  // Held for moments only: every call of an operator takes it.
+  mutable Mutex methods_mutex_;
   // By service and class, and by service and method. Nothing is ever removed.
   std::map<std::pair<std::string, RpcClass>, DurationHistogram> durations_
-      TESSERA_GUARDED_BY(mutex_);
+      TESSERA_GUARDED_BY(methods_mutex_);
   std::map<std::pair<std::string, std::string>, std::unique_ptr<RpcMethod>> methods_
-      TESSERA_GUARDED_BY(mutex_);
+      TESSERA_GUARDED_BY(methods_mutex_);
 };
 
 }  // namespace tessera::metrics

@@ -44,6 +44,11 @@ void CallLog::Write(std::string_view method, const grpc::ServerContextBase& cont
 
 void CallLog::Audit(std::string_view method, std::string_view object,
                     const grpc::ServerContextBase& context, const absl::Status& status) {
+  std::optional<std::uint64_t> left_out;
+  if (!status.ok()) {
+    left_out = failed_audits_.Say(clock_.Now());
+    if (!left_out.has_value()) return;
+  }
   const std::string code = absl::StatusCodeToString(status.code());
   const std::string trace_id = TraceIdOf(context);
   const std::string peer = context.peer();
@@ -59,6 +64,7 @@ void CallLog::Audit(std::string_view method, std::string_view object,
   } else {
     fields.push_back({"peer", IsLocal(context) ? std::string_view("disconnected") : peer});
   }
+  if (left_out.has_value()) fields.push_back({"like_this_before", *left_out});
   AddEnd(status, trace_id, fields);
   logger_.Log(LogLevel::kInfo, "admin call", fields);
 }

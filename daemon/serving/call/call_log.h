@@ -21,7 +21,8 @@ namespace tessera::serving {
 //   call failed   error if the daemon is at fault (INTERNAL, UNKNOWN, DATA_LOSS), else debug
 //   admin call    info: the audit line of a call that changes something
 //
-// Slow and failed calls get at most ten lines a second each; a line says how many were left out.
+// Slow calls, failed calls, and the operator's calls that failed get at most ten lines a second
+// each; a line says how many were left out. Every change that was made has its line.
 class CallLog {
  public:
   // `slow` zero: no call is slow.
@@ -51,6 +52,7 @@ class CallLog {
   std::atomic<Clock::Duration> slow_;
   LogRateLimit slow_lines_{kBetween};
   LogRateLimit failed_lines_{kBetween};
+  LogRateLimit failed_audits_{kBetween};
 };
 
 }  // namespace tessera::serving

@@ -75,7 +75,8 @@ TEST_F(CallLogs, AChangeNamesMethodObjectOutcomeAndCaller) {
       AwaitLog("method=Evict"),
       HasSubstr(Concat("info admin call audit=true method=Evict object=\"sequence or prefix "
                        "4711\" outcome=NOT_FOUND uid=",
-                       ::getuid(), " gid=", ::getgid(), " pid=", ::getpid(), " error=")));
+                       ::getuid(), " gid=", ::getgid(), " pid=", ::getpid(),
+                       " like_this_before=0 error=")));
   EXPECT_THAT(daemon_->Log(), HasSubstr(kTraceField));
 
   auto admin = v1::TesseraAdmin::NewStub(daemon_->Connect());
@@ -128,7 +129,8 @@ TEST_F(CallLogs, ACallerInAPidNamespaceThatTheDaemonDoesNotSeeIsMarked) {
   daemon_ = DaemonProcess::Start({.folder = folder, .binary = program});
   if (daemon_ == nullptr) GTEST_SKIP() << "this machine makes no pid namespace";
   EXPECT_FALSE(Evict(4711).ok());
-  EXPECT_THAT(AwaitLog("method=Evict"), HasSubstr("pid=0 pid_namespace=other error="));
+  EXPECT_THAT(AwaitLog("method=Evict"),
+              HasSubstr("pid=0 pid_namespace=other like_this_before=0 error="));
   daemon_.reset();
   std::filesystem::remove_all(folder);
 }
