@@ -91,15 +91,19 @@ class Load:
         """Offloads the sequences of a worker that stands still; its next calls restore them."""
         restored = self.rises("tessera_moves_total", 'direction="restore"')
         self.rpc_worker.send_signal(signal.SIGSTOP)
-        done = subprocess.run(self.tessera("status", "--json"), capture_output=True, check=True)
-        for sequence in json.loads(done.stdout)["sequences"]["sequences"]:
-            if sequence["tenant"] == "batch":
-                self.stage.programs.run("offload",
-                                        self.tessera("offload", sequence["id"]))
+        until("the sequences are offloaded", 30, self.offload)
         until("Prometheus sees an offloaded sequence", 30, lambda: self.stage.prometheus.instant(
             'tessera_sequences{tenant="batch", state="offloaded"} > 0'))
         self.rpc_worker.send_signal(signal.SIGCONT)
         restored()
+
+    def offload(self):
+        """Fails while a call of the stopped worker is still running in the daemon."""
+        done = subprocess.run(self.tessera("status", "--json"), capture_output=True, check=True)
+        ids = [sequence["id"] for sequence in json.loads(done.stdout)["sequences"]["sequences"]
+               if sequence["tenant"] == "batch" and sequence["state"] != "offloaded"]
+        return all([subprocess.run(self.tessera("offload", sequence), capture_output=True,
+                                   check=False).returncode == 0 for sequence in ids])
 
     def lose(self, worker):
         """Kills a worker in the middle of its work."""

@@ -70,7 +70,7 @@ class Programs:
     def check(self, name, process, code=0, timeout_s=60):
         found = process.wait(timeout_s)
         if found != code:
-            raise AssertionError(f"{name} ended with {found}, not {code}")
+            raise AssertionError(f"{name} ended with {found}, not {code}: {self.log(name)[-500:]}")
 
     def log(self, name):
         return (self.folder / f"{name}.log").read_text(errors="replace")
