@@ -60,11 +60,24 @@ function(tessera_install_service file destination name)
     COMPONENT service EXCLUDE_FROM_ALL)
 endfunction()
 tessera_install_service(deploy/systemd/tesserad.service lib/systemd/system tesserad.service)
+# The unit of a node with several daemons: one per configuration file.
+file(READ deploy/systemd/tesserad.service unit)
+string(REPLACE "KV-cache daemon" "KV-cache daemon %i" unit "${unit}")
+string(REPLACE "/etc/tessera/tesserad.json" "/etc/tessera/%i.json" unit "${unit}")
+string(REPLACE "# Workers' containers mount this folder: it has to be the same one after a restart."
+  "# All daemons of the node use this folder, so none of them removes it." unit "${unit}")
+string(REPLACE "RuntimeDirectoryPreserve=restart" "RuntimeDirectoryPreserve=yes" unit "${unit}")
+file(CONFIGURE OUTPUT ${PROJECT_BINARY_DIR}/tesserad@.service CONTENT "${unit}")
+set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS deploy/systemd/tesserad.service)
+tessera_install_service(${PROJECT_BINARY_DIR}/tesserad@.service lib/systemd/system
+  tesserad@.service)
 tessera_install_service(deploy/systemd/sysusers.conf lib/sysusers.d tessera.conf)
 tessera_install_service(deploy/systemd/tmpfiles.conf lib/tmpfiles.d tessera.conf)
 tessera_install_service(deploy/packaging/tesserad.json /etc/tessera tesserad.json)
 if(TESSERA_HAVE_CUDA)
-  tessera_install_service(deploy/systemd/cuda.conf lib/systemd/system/tesserad.service.d cuda.conf)
+  foreach(unit tesserad tesserad@)
+    tessera_install_service(deploy/systemd/cuda.conf lib/systemd/system/${unit}.service.d cuda.conf)
+  endforeach()
 endif()
 
 # ---- What images and packages have to know of the build.

@@ -117,6 +117,7 @@ class Content(unittest.TestCase):
     def test_files_of_the_daemon(self):
         files = self.files("tesserad")
         for path in ("/usr/bin/tesserad", "/usr/lib/systemd/system/tesserad.service",
+                     "/usr/lib/systemd/system/tesserad@.service",
                      "/usr/lib/sysusers.d/tessera.conf", "/usr/lib/tmpfiles.d/tessera.conf",
                      "/usr/share/man/man8/tesserad.8", "/etc/tessera/tesserad.json"):
             self.assertIn(path, files)

@@ -67,6 +67,20 @@ begun=$(milliseconds)
 systemctl stop tesserad.service; say stop-code $?
 say stop-ms $(($(milliseconds) - begun))
 say result "$(unit Result) $(unit ExecMainStatus)"
+
+configure ''
+for number in 1 2; do
+  sed "s|tesserad.sock|{uuid}.sock|
+       s|\"device\": \"cpu\"|\"device\": \"CPU-00000000-0000-0000-0000-00000000000$number\"|" \
+    /etc/tessera/tesserad.json >/etc/tessera/numa$number.json
+done
+systemctl start tesserad@numa1.service tesserad@numa2.service; say start-two-code $?
+say sockets "$(ls /run/tessera | grep -c '^CPU-.*[12]\.sock$')"
+say verify-template "$(systemd-analyze verify tesserad@numa1.service 2>&1 | grep tesserad |
+                       tr '\n' ' ')"
+systemctl stop tesserad@numa1.service; say stop-one-code $?
+say worker-of-the-other "$(work worker --address=unix:/run/tessera/ --device=CPU-00000000)"
+systemctl stop tesserad@numa2.service
 journalctl --no-pager -u tesserad.service
 """
 
@@ -136,6 +150,10 @@ class Unit(machine.Scenario):
 
     def test_a_daemon_that_hangs_is_restarted(self):
         self.check(restarted_after_hang="0", hang_in_journal="0", worker_after_hang="decoded")
+
+    def test_two_daemons_share_a_folder(self):
+        self.check(start_two_code="0", sockets="2", verify_template="", stop_one_code="0",
+                   worker_of_the_other="decoded")
 
     def test_stop_is_clean(self):
         self.check(stop_code="0", result="success 0")
