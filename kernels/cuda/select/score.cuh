@@ -315,34 +315,47 @@ TESSERA_DEVICE void ScoreStored(const AttendParams& params, const StepSequence& 
                     });
 }
 
-// Scores means of packed rows.
-template <std::uint32_t kHeadDim, Stored kStored, std::uint32_t kGroup>
+// Expands 16 rows of means whose operands have the type kOperand.
+template <std::uint32_t kHeadDim, ElementType kOperand>
+TESSERA_DEVICE void WriteMeansOf(const StepStrategy& strategy, const ScoreRow& row,
+                                 std::byte* written) {
+  const auto write = [&]<Stored kStored>() {
+    if (strategy.shape.group == 2) {
+      WriteMeans<kHeadDim, kStored, 2>(strategy, row.summaries, row.in_tile, written);
+    } else if (strategy.shape.group == 4) {
+      WriteMeans<kHeadDim, kStored, 4>(strategy, row.summaries, row.in_tile, written);
+    } else {
+      WriteMeans<kHeadDim, kStored, 1>(strategy, row.summaries, row.in_tile, written);
+    }
+  };
+  if constexpr (kOperand == ElementType::kFp16) {
+    write.template operator()<Stored::kFp16>();
+  } else if (strategy.shape.format == TileFormat::kPackedInt8) {
+    write.template operator()<Stored::kInt8>();
+  } else if (strategy.shape.format == TileFormat::kPackedFp8) {
+    write.template operator()<Stored::kFp8>();
+  } else {
+    write.template operator()<Stored::kBf16>();
+  }
+}
+
+// Scores means of packed rows. One body per type of operands, since a copy for every kind of row
+// compiles for minutes and only the expansion differs.
+template <std::uint32_t kHeadDim, Stored kOperands>
 TESSERA_DEVICE void ScorePacked(const AttendParams& params, const StepSequence& sequence,
                                 const Piece& piece, const PieceTiles& tiles, const ScoreTask& task,
                                 std::byte* shared, LogSum (&candidates)[2]) {
-  using Shape = ScoreShape<kHeadDim, kStored, false>;
+  using Shape = ScoreShape<kHeadDim, kOperands, false>;
   std::byte* written =
       shared + ScoreQueryBytes(kHeadDim, 1) + gpu::Warp() * kScoreRows * WrittenRowBytes(kHeadDim);
   ScoreTiles<Shape>(params, sequence, piece, tiles, task, shared, candidates,
                     [&](std::uint32_t first, const auto& multiply) {
                       const ScoreRow row = FindRow(piece, tiles, task, first + gpu::Lane() / 2);
                       gpu::SyncWarp();  // every lane is done with the previous rows
-                      WriteMeans<kHeadDim, kStored, kGroup>(task.strategy, row.summaries,
-                                                            row.in_tile, written);
+                      WriteMeansOf<kHeadDim, Shape::kType>(task.strategy, row, written);
                       gpu::SyncWarp();
                       MultiplyWritten<Shape>(written, multiply);
                     });
-}
-
-template <std::uint32_t kHeadDim, Stored kStored, class... Arguments>
-TESSERA_DEVICE void ScorePackedMeans(const StepStrategy& strategy, Arguments&&... arguments) {
-  if (strategy.shape.group == 2) {
-    ScorePacked<kHeadDim, kStored, 2>(arguments...);
-  } else if (strategy.shape.group == 4) {
-    ScorePacked<kHeadDim, kStored, 4>(arguments...);
-  } else {
-    ScorePacked<kHeadDim, kStored, 1>(arguments...);
-  }
 }
 
 template <std::uint32_t kHeadDim, class... Arguments>
@@ -370,14 +383,12 @@ TESSERA_DEVICE void ScoreForm(const StepStrategy& strategy, Arguments&&... argum
       return ScoreStored<kHeadDim, Stored::kFp16, false>(arguments...);
     case TileFormat::kDenseFp32:
       return ScoreStored<kHeadDim, Stored::kFp32, false>(arguments...);
-    case TileFormat::kPackedBf16:
-      return ScorePackedMeans<kHeadDim, Stored::kBf16>(strategy, arguments...);
     case TileFormat::kPackedFp16:
-      return ScorePackedMeans<kHeadDim, Stored::kFp16>(strategy, arguments...);
+      return ScorePacked<kHeadDim, Stored::kFp16>(arguments...);
+    case TileFormat::kPackedBf16:
     case TileFormat::kPackedInt8:
-      return ScorePackedMeans<kHeadDim, Stored::kInt8>(strategy, arguments...);
     case TileFormat::kPackedFp8:
-      return ScorePackedMeans<kHeadDim, Stored::kFp8>(strategy, arguments...);
+      return ScorePacked<kHeadDim, Stored::kBf16>(arguments...);
   }
 }
 
