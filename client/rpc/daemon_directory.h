@@ -29,8 +29,8 @@ absl::StatusOr<std::vector<DaemonSocket>> ListDaemons(const std::string& address
 
 // Picks the socket of the wanted device, or the only one if the device is unknown. A socket without
 // a UUID in its name may belong to any device, and is picked if it is the only candidate. Sockets
-// that nobody listens on any more do not count. Errors list the candidates: UNAVAILABLE if there is
-// none now, FAILED_PRECONDITION if there are several.
+// of daemons that have died are ignored. Errors list the candidates: UNAVAILABLE if there is none
+// now, FAILED_PRECONDITION if there are several.
 absl::StatusOr<DaemonSocket> PickDaemon(const std::string& address, const WantedDevice& wanted);
 
 // FAILED_PRECONDITION if the daemon serves another device than the wanted one.

@@ -39,7 +39,8 @@ std::string TextOf(const Config& config, const DaemonConfig& message,
   return text;
 }
 
-// A tenant's limit that equals the pool's stands for "no limit of its own".
+// A tenant without a limit of its own may use the whole pool, so its limit equals pool_bytes. It
+// gets that of the running pool.
 std::uint64_t LimitIn(const Config& running, const Config& fresh, std::uint64_t limit) {
   return limit == fresh.pool_bytes ? running.pool_bytes : limit;
 }

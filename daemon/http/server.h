@@ -28,8 +28,8 @@ struct Page {
 
 // One request per connection. A peer has `request_time` to send its request and take the answer;
 // the time that the page needs does not count. At `max_connections`, the oldest connection that has
-// no complete request is dropped, so peers that say nothing keep nobody out. Without descriptors,
-// it still answers one connection at a time.
+// no complete request is dropped, so silent peers cannot block others. When the process has run out
+// of descriptors, it still answers one connection at a time.
 class Server {
  public:
   struct Options {

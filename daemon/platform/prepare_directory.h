@@ -25,8 +25,8 @@ enum class Prepared : std::uint8_t { kMade, kAdjusted, kUnchanged };
 // directory away from another program. Refuses symbolic links in every component, because a link
 // could be replaced between the check and the change. Needs CAP_CHOWN and CAP_FOWNER only.
 //
-// INVALID_ARGUMENT: the path cannot be used. FAILED_PRECONDITION: the directory belongs to somebody
-// else. Other codes are the system's. Each message names the path.
+// INVALID_ARGUMENT: the path cannot be used. FAILED_PRECONDITION: the directory belongs to another
+// user and has files. Other codes are the system's. Each message names the path.
 absl::StatusOr<Prepared> PrepareDirectory(const DirectoryRequest& request);
 
 }  // namespace tessera

@@ -16,7 +16,7 @@ namespace {
 
 double Seconds(Clock::Duration duration) { return std::chrono::duration<double>(duration).count(); }
 
-// The charged tags that have a series of their own; the rest is "other".
+// Memory tags with a series of their own. All other tags together are reported as "other".
 constexpr pool::MemoryTag kReportedTags[] = {pool::MemoryTag::kTiles, pool::MemoryTag::kTails,
                                              pool::MemoryTag::kStaging,
                                              pool::MemoryTag::kSnapshots};

@@ -54,7 +54,7 @@ absl::StatusOr<ModelShape> ReadConfig(const std::string& path) {
   if (!file.ok()) {
     return absl::InvalidArgumentError(Concat("--model: ", AsStringView(file.status().message())));
   }
-  // Models of several modalities have the language model's part in an object of its own.
+  // A model that also reads images describes its language model in an object of its own.
   const llm::JsonValue* const part = llm::Find(*file, "text_config");
   const llm::Json& config =
       part != nullptr && part->has_struct_value() ? part->struct_value() : *file;

@@ -179,6 +179,11 @@ void Node::SessionEnded(Tenant& tenant) {
     --entry.sessions;
     if (entry.open() || entry.sessions != 0) return;
   }
+  MutexLock set_lock(set_mutex_);  // so that the tenant is not opened again meanwhile
+  {
+    MutexLock lock(mutex_);
+    if (EntryOf(tenant).open()) return;
+  }
   FreePrefixes(tenant);
 }
 

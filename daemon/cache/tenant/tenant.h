@@ -77,7 +77,8 @@ class Tenant {
     std::uint64_t host_rows_bytes = 0;
     std::uint64_t host_tier_bytes = 0;
   };
-  // Memory beyond smaller limits stays until it is freed or reclaimed. Thread-safe.
+  // If the tenant uses more than a new limit, it keeps the memory until it is freed or reclaimed.
+  // Thread-safe.
   void SetLimits(const Limits& limits);
   // Bytes this tenant has in the host tier.
   const pool::Account& offloaded() const { return offloaded_; }
