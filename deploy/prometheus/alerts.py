@@ -51,12 +51,9 @@ ALERTS = (
           f"The pool of {WHERE} is {{{{ $value | humanizePercentage }}}} full.",
           "Reclaiming does not get below its high watermark. New tokens will be refused soon."),
     Alert("TesseraTenantAtQuota", "warning", "10m",
-          # The limit of a tenant without one of its own is the pool's: see TesseraPoolFull.
+          # TesseraPoolFull tells of a full pool. It is the limit of tenants without one of their own.
           "tenant:tessera_quota_used:ratio > 0.98\n"
-          f"and on ({NODE}, tenant) (\n"
-          f"  sum by ({NODE}, tenant) (tessera_tenant_hard_limit_bytes)\n"
-          f"  < on ({NODE}) group_left sum by ({NODE}) (tessera_pool_limit_bytes)\n"
-          ")",
+          f"unless on ({NODE}) node:tessera_pool_used:ratio > 0.95",
           "Tenant {{ $labels.tenant }} uses {{ $value | humanizePercentage }} of its quota "
           f"at {WHERE}.",
           "Further allocations of this tenant are refused, whatever room the node has."),
