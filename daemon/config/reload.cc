@@ -39,8 +39,8 @@ std::string TextOf(const Config& config, const DaemonConfig& message,
   return text;
 }
 
-// A tenant without a limit of its own may use the whole pool, so its limit equals pool_bytes. It
-// gets that of the running pool.
+// A limit that equals pool_bytes means "the whole pool". The running pool keeps its size, so the
+// limit becomes that size.
 std::uint64_t LimitIn(const Config& running, const Config& fresh, std::uint64_t limit) {
   return limit == fresh.pool_bytes ? running.pool_bytes : limit;
 }

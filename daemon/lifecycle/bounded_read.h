@@ -1,5 +1,5 @@
-// BoundedRead runs a function that may hang, because it reads files: a file of a server that does
-// not answer blocks its reader for as long as that lasts.
+// BoundedRead calls a function that reads files, with a time limit. A file on a network file system
+// blocks its reader until the server answers.
 #pragma once
 
 #include <chrono>

@@ -51,7 +51,7 @@ ALERTS = (
           f"The pool of {WHERE} is {{{{ $value | humanizePercentage }}}} full.",
           "Reclaiming does not get below its high watermark. New tokens will be refused soon."),
     Alert("TesseraTenantAtQuota", "warning", "10m",
-          # TesseraPoolFull tells of a full pool, which limits tenants without a limit of their own.
+          # Tenants without a limit of their own are limited by the pool: see TesseraPoolFull.
           "tenant:tessera_quota_used:ratio > 0.98\n"
           f"unless on ({NODE}) node:tessera_pool_used:ratio > 0.95",
           "Tenant {{ $labels.tenant }} uses {{ $value | humanizePercentage }} of its quota "

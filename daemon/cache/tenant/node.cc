@@ -179,10 +179,11 @@ void Node::SessionEnded(Tenant& tenant) {
     --entry.sessions;
     if (entry.open() || entry.sessions != 0) return;
   }
-  MutexLock set_lock(set_mutex_);  // so that the tenant is not opened again meanwhile
+  MutexLock set_lock(set_mutex_);  // the tenant stays closed while its prefixes are freed
   {
     MutexLock lock(mutex_);
-    if (EntryOf(tenant).open()) return;
+    const Entry& entry = EntryOf(tenant);
+    if (entry.open() || entry.sessions != 0) return;  // it was opened again before the lock
   }
   FreePrefixes(tenant);
 }

@@ -60,8 +60,7 @@ class Node {
   // Replaces tokens and limits by those of `tenants`, all or nothing. A tenant that is not known by
   // name is added. A known one that is missing in `tenants` is closed: it admits no session, its
   // sessions go on, and when the last has ended, its prefixes are freed. A later call can open it
-  // again.
-  // RESOURCE_EXHAUSTED if there is no room or no memory for a new tenant. Thread-safe.
+  // again. RESOURCE_EXHAUSTED if there is no room or no memory for a new tenant. Thread-safe.
   absl::Status SetTenants(const std::vector<TenantOptions>& tenants);
 
   // Returns PERMISSION_DENIED if no open tenant has this token.
@@ -104,7 +103,7 @@ class Node {
   pool::Account objects_;
   tiers::HostTier host_tier_;
   device::HostMemorySource directory_memory_{"tessera-directory"};
-  Mutex set_mutex_;  // tenants are opened and closed under it; taken before mutex_
+  Mutex set_mutex_;      // tenants are opened and closed under it; taken before mutex_
   mutable Mutex mutex_;  // leaf lock
   std::array<Entry, kMaxTenants> entries_ TESSERA_GUARDED_BY(mutex_);  // indexed by tenant
   // The first count_ are published and never change.

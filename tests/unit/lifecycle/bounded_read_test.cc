@@ -13,7 +13,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// A file whose server answers when it is told to.
+// A file on a server that a test makes unreachable.
 class RemoteFile {
  public:
   std::string Read() {

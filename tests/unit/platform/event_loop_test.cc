@@ -33,6 +33,15 @@ std::pair<Fd, Fd> SocketPair() {
   return {Fd(ends[0]), Fd(ends[1])};
 }
 
+// Counts the calls of a handler, and keeps what the last one was told.
+void WatchCalls(EventLoop& loop, const Fd& fd, int& calls, EventLoop::Ready& got) {
+  const absl::Status watched = loop.Watch(fd.get(), [&calls, &got](EventLoop::Ready ready) {
+    ++calls;
+    got = ready;
+  });
+  ASSERT_TRUE(watched.ok()) << watched;
+}
+
 TEST(EventLoop, CallsWhoeverIsReady) {
   EventLoop loop = MustLoop();
   Event first = MustEvent();
@@ -82,12 +91,7 @@ TEST(EventLoop, AwaitsRoomInsteadOfData) {
   auto [ours, theirs] = SocketPair();
   int calls = 0;
   EventLoop::Ready got;
-  ASSERT_TRUE(loop.Watch(ours.get(),
-                         [&](EventLoop::Ready ready) {
-                           ++calls;
-                           got = ready;
-                         })
-                  .ok());
+  WatchCalls(loop, ours, calls, got);
   const std::vector<char> some(4096, 'x');
   ssize_t unread = 0;
   for (ssize_t n; (n = ::send(ours.get(), some.data(), some.size(), MSG_DONTWAIT)) > 0;) {
@@ -114,12 +118,7 @@ TEST(EventLoop, AwaitsNothingButTheEndOfAPeer) {
   auto [ours, theirs] = SocketPair();
   int calls = 0;
   EventLoop::Ready got;
-  ASSERT_TRUE(loop.Watch(ours.get(),
-                         [&](EventLoop::Ready ready) {
-                           ++calls;
-                           got = ready;
-                         })
-                  .ok());
+  WatchCalls(loop, ours, calls, got);
   loop.AwaitHangUp(ours.get());
   ASSERT_EQ(::send(theirs.get(), "x", 1, 0), 1);
   loop.RunOnce(kNow);
