@@ -21,14 +21,16 @@ sys.path.insert(0, str(ROOT / "deploy/container"))
 import debian  # noqa: E402
 
 CGROUP2_MAGIC = "cgroup2fs"
+# append: each command of the unit opens the file again; what the last one says must not lie over
+# the first lines.
 SCENARIO = """[Unit]
 Description=the scenario of a test
 [Service]
 Type=oneshot
 TimeoutStartSec={timeout_s}
 ExecStart=/bin/bash /test/scenario
-StandardOutput=file:/test/output
-StandardError=file:/test/output
+StandardOutput=append:/test/output
+StandardError=append:/test/output
 ExecStopPost=/bin/systemctl --no-block poweroff
 [Install]
 WantedBy=multi-user.target
