@@ -1,20 +1,18 @@
 """Small messages that become large in memory: parsed, inflated, kept, or never finished."""
 
+import contextlib
 import time
 import zlib
 
 import wire
 from attack import Attack
 from daemon import MIB
-from http2 import (INVALID_ARGUMENT, OK, PERMISSION_DENIED, RESOURCE_EXHAUSTED, TESSERA,
-                   UNAUTHENTICATED, UNIMPLEMENTED, Connection, envelope)
+from http2 import OK, RESOURCE_EXHAUSTED, TESSERA, Connection, envelope
 from worker import Refused, Session
 
 MESSAGE = 16 * MIB
 ROOM = 256  # bytes of a message that are left for its key and prefixes
 EMPTY = b"\0"
-REFUSALS = {None, INVALID_ARGUMENT, PERMISSION_DENIED, RESOURCE_EXHAUSTED, UNIMPLEMENTED,
-            UNAUTHENTICATED}
 CALL_S = 3
 STREAMS = 100
 INFLATED = 512 * MIB
@@ -46,28 +44,30 @@ FIRST_BOMBS = ("Attend", "RegisterModel", "CreateSequence", "Stats")
 
 class ParseBombs(Attack):
     def throw(self, daemon, key, methods):
-        """Sends each bomb over a connection of its own; returns the statuses by method."""
-        statuses = {}
+        """Sends each bomb over a connection of its own; returns the methods that answered OK."""
+        taken = []
         for method in methods:
-            with Connection(daemon.socket) as connection:
-                statuses[method], _ = connection.call(TESSERA + method, key + BOMBS[method], CALL_S)
-        return statuses
+            with contextlib.suppress(OSError), Connection(daemon.socket) as connection:
+                status, _ = connection.call(TESSERA + method, key + BOMBS[method], CALL_S)
+                if status == OK:
+                    taken.append(method)
+        return taken
 
     def check(self, name, key_of, methods):
         daemon = self.start()
         session = self.keep(Session(daemon.socket))
         with self.growth(daemon) as growth:
-            statuses = self.throw(daemon, key_of(session), methods)
-        taken = [method for method, status in statuses.items() if status not in REFUSALS]
+            taken = self.throw(daemon, key_of(session), methods)
         self.judge_growth(name, growth)
-        self.assertEqual(taken, [], "methods that took a bomb")
+        return taken
 
     def test_without_a_key(self):
-        self.check("parse bombs, no key", lambda _: b"", BOMBS)
+        self.assertEqual(self.check("parse bombs, no key", lambda _: b"", BOMBS), [])
 
     def test_with_a_wrong_key(self):
-        self.check("parse bombs, wrong key", lambda session: wire.session_key(session.id, 1),
-                   FIRST_BOMBS)
+        self.assertEqual(self.check("parse bombs, wrong key",
+                                    lambda session: wire.session_key(session.id, 1), FIRST_BOMBS),
+                         [])
 
     def test_with_a_right_key(self):
         self.check("parse bombs, right key", lambda session: session.key, BOMBS)
@@ -78,7 +78,7 @@ class ParseBombs(Attack):
         with self.growth(daemon) as growth, Connection(daemon.socket) as connection:
             status, _ = connection.call(TESSERA + "Attach", message, CALL_S)
         self.judge_growth("parse bomb as Hello", growth)
-        self.assertIn(status, REFUSALS)
+        self.assertNotEqual(status, OK)
 
 
 class UnfinishedMessages(Attack):

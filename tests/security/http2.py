@@ -111,6 +111,7 @@ class Connection:
         self.poll.register(self.socket)
         self.decoder = hpack.Decoder()
         self.buffer = bytearray()
+        self.replies = b""   # to SETTINGS and PING, not yet sent
         self.block = b""     # of a header block that is not complete
         self.streams = {}
         self.next_id = 1
@@ -157,7 +158,13 @@ class Connection:
             except OSError:
                 self.read()  # what it said before it cut
                 self.closed = True
+        self.reply(max(0.0, end - time.monotonic()))
         return not self.closed
+
+    def reply(self, seconds):
+        replies, self.replies = self.replies, b""
+        if replies and not self.closed:
+            self.send(replies, seconds)
 
     def open(self, path, extra=(), end=False):
         stream = Stream(self.next_id, self.stream_window)
@@ -199,6 +206,8 @@ class Connection:
         for _, events in self.poll.poll(max(0, seconds) * 1000):
             if events & ~select.POLLOUT:
                 self.read()
+        if not writes:  # else the frame that is being sent comes first
+            self.reply(seconds)
 
     def read(self):
         try:
@@ -226,9 +235,9 @@ class Connection:
         stream = self.streams.get(number)
         if kind == SETTINGS and not flags & ACK:
             self.apply(payload)
-            self.send(frame(SETTINGS, ACK, 0), 1)
+            self.replies += frame(SETTINGS, ACK, 0)
         elif kind == PING and not flags & ACK:
-            self.send(frame(PING, ACK, 0, payload), 1)
+            self.replies += frame(PING, ACK, 0, payload)
         elif kind == GOAWAY:
             self.away = True
         elif kind == WINDOW_UPDATE:

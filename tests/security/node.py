@@ -1,0 +1,144 @@
+"""Attacks on the process and its surroundings: descriptors, log, metrics, files, memory."""
+
+import os
+import re
+import shutil
+import subprocess
+import time
+import unittest
+
+from attack import Attack
+from daemon import MIB, until
+from http2 import PREFACE, Connection, connect
+from worker import Refused, Session, rows
+
+HEALTH = "/tessera.v1.TesseraHealth/Check"
+MARKER = bytes.fromhex("4a5b") * 64  # a row of one bf16 value
+SEARCHED = MARKER[:32]
+TOKENS = 1024
+
+
+class Descriptors(Attack):
+    def test_they_run_out(self):
+        daemon = self.start(descriptors=256)
+        flood = []
+        for _ in range(400):
+            try:
+                flood.append(connect(daemon.tcp, 1))
+                flood[-1].sendall(PREFACE)
+            except OSError:
+                break
+        until(lambda: daemon.descriptors >= 250, 0.5)
+        for raw in flood:
+            raw.close()
+        begun = time.monotonic()
+
+        def is_served():
+            try:
+                with Connection(daemon.tcp) as connection:
+                    return connection.call(HEALTH, seconds=0.5)[0] is not None
+            except OSError:
+                return False
+
+        served = until(is_served, 3)
+        seconds = time.monotonic() - begun
+        self.judge("400 TCP connections at a limit of 256",
+                   f"served {seconds:.1f} s after they closed" if served else "not served again",
+                   "served within 2 s", served and seconds < 2)
+
+
+class Log(Attack):
+    def test_nobody_reads_it(self):
+        reader, writer = os.pipe()
+        self.addCleanup(os.close, reader)
+        daemon = self.start(stderr=writer)
+        os.close(writer)
+        made = 0
+        try:
+            for _ in range(400):
+                Session(daemon.socket, seconds=1).close()
+                made += 1
+        except Refused:
+            pass
+        begun = time.monotonic()
+        ended = daemon.terminate(3)
+        seconds = time.monotonic() - begun
+        self.judge("a log that nobody reads",
+                   f"{made} attaches, {'ended in' if ended else 'SIGTERM ignored for'} "
+                   f"{seconds:.1f} s", "400 attaches, ended within 3 s", made == 400 and ended)
+
+
+class Metrics(Attack):
+    def test_half_requests(self):
+        daemon = self.start()
+        for _ in range(200):
+            self.keep(connect(daemon.metrics)).sendall(b"GET /metrics HTTP/1.1\r\nHost: ")
+        begun = time.monotonic()
+        page = daemon.scrape(seconds=3)
+        seconds = time.monotonic() - begun
+        self.judge("200 half requests to the metrics port",
+                   f"a scrape takes {seconds:.2f} s" if page else "no scrape within 3 s",
+                   "a scrape within 1 s", page is not None and seconds < 1)
+
+
+class Files(Attack):
+    def test_key_file_that_others_may_read(self):
+        if shutil.which("openssl") is None:
+            raise unittest.SkipTest("openssl is not installed")
+        daemon = self.start()
+        key, certificate = daemon.folder / "key.pem", daemon.folder / "certificate.pem"
+        subprocess.run(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt",
+                        "ec_paramgen_curve:P-256", "-nodes", "-subj", "/CN=localhost",
+                        "-keyout", key, "-out", certificate], check=True, capture_output=True)
+        codes = {}
+        for mode in 0o600, 0o644:
+            key.chmod(mode)
+            codes[mode] = subprocess.run(
+                [daemon.build / "bin/tesserad", "--check-config", f"--tls-key-file={key}",
+                 f"--tls-certificate-file={certificate}", "--listen=127.0.0.1:0"],
+                check=False, capture_output=True).returncode
+        self.judge("TLS key file of mode 0644", "taken" if codes[0o644] == 0 else "refused",
+                   "refused, and taken with 0600", codes[0o600] == 0 != codes[0o644])
+
+
+class Traces(Attack):
+    def count_markers(self, daemon):
+        """Rows of the marker in the daemon's writable memory."""
+        count = 0
+        with open(f"/proc/{daemon.process.pid}/mem", "rb", buffering=0) as memory:
+            for line in daemon.proc("maps").splitlines():
+                match = re.match(r"(\w+)-(\w+) rw", line)
+                if match is None:
+                    continue
+                at, end = (int(word, 16) for word in match.groups())
+                while at < end:
+                    try:
+                        memory.seek(at)
+                        data = memory.read(min(64 * MIB, end - at))
+                    except OSError:  # a guard page, or memory of a device
+                        break
+                    if not data:
+                        break
+                    count += data.count(SEARCHED)
+                    at += len(data)
+        return count
+
+    @unittest.skipIf(os.geteuid() != 0, "reading a process's memory needs root")
+    def test_rows_after_free(self):
+        daemon = self.start(pool_bytes=128 * MIB)
+        session = self.keep(Session(daemon.socket))
+        sequence = session.create(session.register())
+        for first in range(0, TOKENS, 128):
+            session.append(sequence, first, rows(128, value=MARKER[:2]))
+        self.assertGreater(self.count_markers(daemon), 0, "no marker is found while they are held")
+        session.free(sequence)
+        session.close()
+        left = 1
+
+        def is_clean():
+            nonlocal left
+            left = self.count_markers(daemon)
+            return left == 0
+
+        until(is_clean, 2, 0.2)
+        self.judge("rows in memory after Free", f"{left:,} pieces of 32 bytes", "none", left == 0)
