@@ -86,7 +86,8 @@ class Daemon:
                "device": "cpu"}
         if not defaults:
             own |= {"pool_bytes": 512 * MIB, "host_tier_bytes": 64 * MIB,
-                    "raw_copy_bytes": 64 * MIB, "staging_bytes": 2 * MIB}
+                    "raw_copy_bytes": 64 * MIB, "staging_bytes": 2 * MIB,
+                    "pool_extent_bytes": 16 * MIB}
         self.config = self.folder / "tesserad.json"
         self.config.write_text(json.dumps(own | config))
         self.group = None
@@ -128,7 +129,8 @@ class Daemon:
 
     @property
     def lives(self):
-        return self.process.poll() is None
+        """False from its death on, also while the kernel still takes it down."""
+        return self.process.poll() is None and self.rss > 0
 
     def log(self):
         return (self.folder / "log").read_text(errors="replace")

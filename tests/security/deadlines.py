@@ -1,5 +1,6 @@
 """Connections and streams that begin nothing: the daemon ends them. All wait at the same time."""
 
+import contextlib
 import time
 
 from attack import Attack
@@ -16,7 +17,8 @@ class Silent:
 
     def __init__(self, address, data):
         self.socket = connect(address)
-        self.socket.sendall(data)
+        with contextlib.suppress(OSError):  # it may be closed already
+            self.socket.sendall(data)
         self.socket.setblocking(False)
 
     def is_closed(self):

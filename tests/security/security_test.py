@@ -1,10 +1,9 @@
 #!/usr/bin/env python3
-"""Attacks a daemon, and prints what each attack costs it.
+"""Attacks daemons, and prints what each attack costs and the bar that it must hold.
 
-Usage: security_test.py BUILD [CASE ...]
+Usage: security_test.py BUILD [--long] [CASE ...]
 """
 
-import atexit
 import pathlib
 import sys
 
@@ -13,15 +12,31 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "ops"))
 
 import attack  # noqa: E402
 import cases  # noqa: E402
-from admin import *  # noqa: E402,F403
-from bombs import *  # noqa: E402,F403
 from daemon import Daemon  # noqa: E402
-from deadlines import *  # noqa: E402,F403
-from frames import *  # noqa: E402,F403
-from node import *  # noqa: E402,F403
-from tenants import *  # noqa: E402,F403
+
+# pylint: disable=unused-import
+from admin import AdminDoor, WorkerDoors  # noqa: E402,F401
+from bombs import (Compressed, EmptySequences, Kept, ParseBombs,  # noqa: E402,F401
+                   UnfinishedMessages)
+from deadlines import Deadlines  # noqa: E402,F401
+from frames import HeaderBlocks, OpenStreams, RapidReset  # noqa: E402,F401
+from node import Descriptors, Files, Log, Metrics, Traces  # noqa: E402,F401
+from tenants import Attaching, DefaultFlags, GreedyTenant, Tokens  # noqa: E402,F401
+
+
+def main():
+    Daemon.build = pathlib.Path(sys.argv.pop(1))
+    if "--long" in sys.argv:
+        sys.argv.remove("--long")
+    results = [word.partition(":")[2] for word in sys.argv if word.startswith(cases.GTEST_OUTPUT)]
+    try:
+        cases.main()
+    finally:
+        table = attack.render(attack.TABLE)
+        print(table)
+        for file in results:
+            pathlib.Path(file).with_suffix(".md").write_text(table + "\n", encoding="utf-8")
+
 
 if __name__ == "__main__":
-    Daemon.build = pathlib.Path(sys.argv.pop(1))
-    atexit.register(lambda: print(attack.render(attack.TABLE)))
-    cases.main()
+    main()

@@ -1,9 +1,11 @@
 """Attacks by one who may attach, or who guesses tokens."""
 
+import sys
 import time
+import unittest
 
 import wire
-from attack import Attack
+from attack import KILLED, Attack
 from daemon import MIB, until
 from frames import TENANTS
 from http2 import (OK, PERMISSION_DENIED, RESOURCE_EXHAUSTED, TESSERA, Connection, envelope)
@@ -122,10 +124,14 @@ class DefaultFlags(Attack):
                     appended += 2 * len(chunk)
             except Refused as refused:
                 status = refused.status
-        ending = f"status {status}" if daemon.lives else "the daemon was killed"
+        ending = f"status {status}" if daemon.lives else KILLED
         self.judge(f"default flags in {gib} GiB, filled", f"{ending} at {appended // MIB} MiB",
                    "RESOURCE_EXHAUSTED, the daemon lives",
                    daemon.lives and status == RESOURCE_EXHAUSTED)
 
-    def test_in_1_gib(self):
+    def test_small(self):
         self.fill(1, 6)
+
+    @unittest.skipUnless("--long" in sys.argv, "takes half a minute; --long runs it")
+    def test_large(self):
+        self.fill(4, 30)
