@@ -2,9 +2,9 @@
 
 CTest knows programs, GoogleTest knows cases. Each GoogleTest program writes its cases to the XML
 file that its command line names (deploy/cmake/targets.cmake); CTest's own JUnit file says how each
-program ended. Python scripts of tests/ops and tests/helm do the same with tests/ops/cases.py. A
-program that CTest calls failed and whose XML shows no failed case crashed, hung or was killed by a
-sanitizer: that is one failure more, and so is a program that ran no case at all.
+program ended. Python scripts do the same with tests/ops/cases.py. A program that CTest calls failed
+and whose XML shows no failed case crashed, hung or was killed by a sanitizer: that is one failure
+more, and so is a program that ran no case at all.
 
 With --quick it leaves out tests that start a daemon, and programs that have not changed since they
 last passed: a file beside the results holds the checksum of each program that passed.

@@ -1,4 +1,4 @@
-"""The frame of the attacks: a case starts a daemon, attacks it, and reports one row of the table."""
+"""The frame of the attacks: a case starts a daemon, attacks it, and adds a row to the table."""
 
 import contextlib
 import dataclasses
@@ -6,9 +6,11 @@ import unittest
 
 from daemon import MIB, Daemon, until
 from honest import Honest
+from http2 import Connection
 
 RETURN_S = 5  # within which memory must come back
 MEMORY_BAR_MIB = 64
+STREAMS_PER_CONNECTION = 100
 P50_BAR_MS, P99_BAR_MS = 5, 50
 LATENCY_BAR = f"p50 < {P50_BAR_MS} ms, p99 < {P99_BAR_MS} ms, none failed"
 KILLED = "the daemon was killed"
@@ -56,12 +58,11 @@ class Attack(unittest.TestCase):
         self.row = None
         self.shows_memory = False
 
-    def start(self, returns=True, **options):
-        """A daemon whose memory must come back, unless the case itself touches it."""
+    def start(self, kept_mib=0, **options):
+        """A daemon; `kept_mib`: of pool memory that it may keep after the attack."""
         daemon = Daemon(**options)
         self.addCleanup(daemon.close)
-        if returns:
-            self.addCleanup(self.check_return, daemon, daemon.rss)
+        self.addCleanup(self.check_return, daemon, daemon.rss + kept_mib * MIB)
         return daemon
 
     def keep(self, thing):
@@ -71,6 +72,20 @@ class Attack(unittest.TestCase):
 
     def honest(self, address, token=""):
         return self.keep(Honest(address, token))
+
+    def spread(self, address, count, settings=None):
+        """Yields a connection for each of so many streams: a new one where the last is full."""
+        connection, room = None, 0
+        for _ in range(count):
+            if room == 0 or connection.is_cut:
+                try:
+                    connection = self.keep(Connection(address, settings))
+                except OSError:  # no more connections are admitted
+                    return
+                connection.wait(lambda one=connection: one.is_configured or one.is_cut, 1)
+                room = min(STREAMS_PER_CONNECTION, connection.max_streams)
+            room -= 1
+            yield connection
 
     @contextlib.contextmanager
     def growth(self, daemon):

@@ -86,14 +86,13 @@ class UnfinishedMessages(Attack):
 
     def hold(self, daemon, key):
         whole = envelope(key + b"\0" * (MESSAGE - len(key)))[:-1]
+        end = time.monotonic() + CALL_S
         with self.growth(daemon) as growth:
-            with Connection(daemon.socket) as connection:
-                end = time.monotonic() + CALL_S
-                for _ in range(STREAMS):
-                    left = end - time.monotonic()
-                    if left <= 0 or connection.is_cut:
-                        break
-                    connection.send_data(connection.open(TESSERA + "Append"), whole, seconds=left)
+            for connection in self.spread(daemon.socket, STREAMS):
+                left = end - time.monotonic()
+                if left <= 0:
+                    break
+                connection.send_data(connection.open(TESSERA + "Append"), whole, seconds=left)
         return growth
 
     def test_without_a_key(self):

@@ -19,8 +19,7 @@ ATTACKERS = 4
 PAUSE_S = 0.02  # before an attacker that was cut comes again
 HEADER_BYTES = 30 * MIB
 RESETS = 20_000
-CONNECTIONS = 6
-STREAMS = 100  # of each
+STREAMS = 600
 THREADS_BAR = 128
 FRAME = 16384
 TENANTS = [{"name": "alice", "token": "a-token"}, {"name": "bob", "token": "b-token"}]
@@ -94,14 +93,10 @@ class RapidReset(Attack):
 class OpenStreams(Attack):
     def hold(self, daemon, path, request=None, settings=None):
         """Opens streams on several connections, and leaves them open."""
-        for _ in range(CONNECTIONS):
-            connection = self.keep(Connection(daemon.socket, settings))
-            for _ in range(STREAMS):
-                if connection.is_cut:
-                    break
-                stream = connection.open(path)
-                if request is not None:
-                    connection.send_data(stream, envelope(request), end=True)
+        for connection in self.spread(daemon.socket, STREAMS, settings):
+            stream = connection.open(path)
+            if request is not None:
+                connection.send_data(stream, envelope(request), end=True)
 
     def test_reflection(self):
         daemon = self.start()
@@ -110,14 +105,14 @@ class OpenStreams(Attack):
         figures = honest.measure()
         connection = self.keep(Connection(daemon.socket))
         status, _ = connection.call(REFLECTION, wire.nested(7, ""), 1)
-        self.judge_honest("600 open reflection streams", figures, f", status {status}",
+        self.judge_honest(f"{STREAMS} open reflection streams", figures, f", status {status}",
                           f", status {UNIMPLEMENTED}", status == UNIMPLEMENTED)
 
     def test_health_watch(self):
         daemon = self.start()
         honest = self.honest(daemon.socket)
         self.hold(daemon, WATCH, b"")
-        self.judge_honest("600 open Health Watch streams", honest.measure())
+        self.judge_honest(f"{STREAMS} open Health Watch streams", honest.measure())
 
     def test_unread_answers(self):
         daemon = self.start(tenants=TENANTS)
@@ -126,5 +121,6 @@ class OpenStreams(Attack):
         self.hold(daemon, TESSERA + "Stats", bob.key, {INITIAL_WINDOW_SIZE: 0})
         figures = honest.measure()
         threads = daemon.threads
-        self.judge_honest("600 answers that bob does not read", figures, f", {threads} threads",
-                          f", < {THREADS_BAR} threads", threads < THREADS_BAR)
+        self.judge_honest(f"{STREAMS} answers that bob does not read", figures,
+                          f", {threads} threads", f", < {THREADS_BAR} threads",
+                          threads < THREADS_BAR)

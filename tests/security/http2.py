@@ -16,13 +16,12 @@ DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION =
     0, 1, 3, 4, 6, 7, 8, 9)
 ACK = END_STREAM = 1
 END_HEADERS = 4
-INITIAL_WINDOW_SIZE, MAX_FRAME_SIZE = 4, 5
+MAX_CONCURRENT_STREAMS, INITIAL_WINDOW_SIZE, MAX_FRAME_SIZE = 3, 4, 5
 WIDEST = (1 << 31) - 1
 STANDARD_WINDOW = 65535
 BATCH = 1 << 20  # bytes that are handed to the socket at once
 
-OK, INVALID_ARGUMENT, DEADLINE, PERMISSION_DENIED = 0, 3, 4, 7
-RESOURCE_EXHAUSTED, UNIMPLEMENTED, UNAVAILABLE, UNAUTHENTICATED = 8, 12, 14, 16
+OK, PERMISSION_DENIED, RESOURCE_EXHAUSTED, UNIMPLEMENTED = 0, 7, 8, 12
 TESSERA = "/tessera.v1.Tessera/"
 ADMIN = "/tessera.v1.TesseraAdmin/"
 
@@ -118,9 +117,10 @@ class Connection:
         self.window = STANDARD_WINDOW
         self.stream_window = STANDARD_WINDOW
         self.max_frame = 16384
+        self.max_streams = WIDEST
+        self.is_configured = False  # the server's SETTINGS have arrived
         self.closed = False  # the server has closed the socket
         self.away = False    # the server has sent GOAWAY
-        self.resets = 0      # RST_STREAM frames that have arrived
         if preface:
             settings = {INITIAL_WINDOW_SIZE: WIDEST} if settings is None else settings
             self.send(PREFACE + settings_frame(settings) + frame(
@@ -247,7 +247,6 @@ class Connection:
             elif stream is not None:
                 stream.window += amount
         elif kind == RST_STREAM:
-            self.resets += 1
             if stream is not None:
                 stream.ended = True
         elif kind in (HEADERS, CONTINUATION):
@@ -263,6 +262,7 @@ class Connection:
             stream.ended = True
 
     def apply(self, payload):
+        self.is_configured = True
         for name, value in struct.iter_unpack(">HI", payload):
             if name == INITIAL_WINDOW_SIZE:
                 for stream in self.streams.values():
@@ -270,9 +270,11 @@ class Connection:
                 self.stream_window = value
             elif name == MAX_FRAME_SIZE:
                 self.max_frame = min(value, BATCH)
+            elif name == MAX_CONCURRENT_STREAMS:
+                self.max_streams = value
 
     def wait(self, condition, seconds):
-        """Reads until the condition holds; False where it does not in time or the server has cut."""
+        """Reads until the condition holds; whether it does in time and before the server cuts."""
         end = time.monotonic() + seconds
         while not condition():
             left = end - time.monotonic()
