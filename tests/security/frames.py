@@ -7,7 +7,7 @@ import threading
 import hpack
 import wire
 from attack import Attack
-from daemon import MIB
+from daemon import MIB, until
 from http2 import (CONTINUATION, END_HEADERS, HEADERS, INITIAL_WINDOW_SIZE, TESSERA,
                    UNIMPLEMENTED, Connection, envelope, frame, request_headers, reset_frame)
 from worker import Session
@@ -53,18 +53,23 @@ class HeaderBlocks(Attack):
         honest = self.honest(daemon.socket)
         bomb = header_bomb()
         done = threading.Event()
+        at_work = set()  # attackers that were cut or have sent much
 
-        def send_again_and_again():
+        def send_again_and_again(number):
             while not done.is_set():
                 with contextlib.suppress(OSError), Connection(daemon.socket) as connection:
                     for at in range(0, len(bomb), MIB):
                         if done.is_set() or not connection.send(bomb[at:at + MIB], ATTACK_S):
                             break
+                        if at > len(bomb) // 4:
+                            at_work.add(number)
+                at_work.add(number)
                 done.wait(PAUSE_S)
 
         with concurrent.futures.ThreadPoolExecutor(ATTACKERS) as pool:
-            for _ in range(ATTACKERS):
-                pool.submit(send_again_and_again)
+            for number in range(ATTACKERS):
+                pool.submit(send_again_and_again, number)
+            until(lambda: len(at_work) == ATTACKERS, ATTACK_S)
             figures = honest.measure()
             done.set()
             daemon.process.kill()  # an attacker may wait for a daemon that does not read

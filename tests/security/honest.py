@@ -14,7 +14,7 @@ sys.dont_write_bytecode = True
 
 from worker import Refused, Session, rows  # noqa: E402
 
-CALLS = 600
+CALLS = 1500
 PATIENCE_S = 2.0  # for one call
 LIMIT_S = 4.0     # for all of a measurement
 PAUSE_S = 0.002   # between rounds of calls, so that the worker itself is no load
