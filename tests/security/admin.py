@@ -1,4 +1,4 @@
-"""The admin service: not on the doors of workers, and on a door of its own."""
+"""The admin service: refused on the workers' addresses, served on a socket of its own."""
 
 import stat
 import subprocess
@@ -22,12 +22,12 @@ def requests(sequence):
         "Evict": wire.fixed64(1, sequence), "Drain": wire.number(1, HOUR_MS)}
 
 
-class WorkerDoors(Attack):
-    def check(self, name, door, with_session):
+class WorkerAddresses(Attack):
+    def check(self, name, kind, with_session):
         daemon = self.start()
         session = self.keep(Session(daemon.socket))
         sequence = session.create(session.register())
-        address = getattr(daemon, door)
+        address = getattr(daemon, kind)
         connection = session.connection if with_session else self.keep(Connection(address))
         statuses = {method: connection.call(ADMIN + method, message)[0]
                     for method, message in requests(sequence).items()}
@@ -46,7 +46,7 @@ class WorkerDoors(Attack):
         self.check("admin calls over TCP", "tcp", False)
 
 
-class AdminDoor(Attack):
+class AdminAddress(Attack):
     def check(self, name, daemon, address):
         path = daemon.folder / address.rpartition("/")[2]
         mode = f"{stat.S_IMODE(path.stat().st_mode):04o}" if path.exists() else "missing"

@@ -1,4 +1,4 @@
-"""Connections and streams that begin nothing: the daemon ends them. All wait at the same time."""
+"""Connections and streams that stay silent: the daemon closes them. All cases wait at once."""
 
 import contextlib
 import time

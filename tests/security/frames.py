@@ -1,4 +1,4 @@
-"""Attacks with HTTP/2 frames: header blocks, resets, streams that stay open, answers unread."""
+"""Attacks with HTTP/2 frames: header blocks, resets, streams that stay open, unread answers."""
 
 import concurrent.futures
 import contextlib

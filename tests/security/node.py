@@ -51,7 +51,7 @@ class Descriptors(Attack):
 
 
 class Log(Attack):
-    def test_nobody_reads_it(self):
+    def test_unread(self):
         reader, writer = os.pipe()
         fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 4096)
         self.addCleanup(os.close, reader)
@@ -67,7 +67,7 @@ class Log(Attack):
         begun = time.monotonic()
         ended = daemon.terminate(3)
         seconds = time.monotonic() - begun
-        self.judge("a log that nobody reads",
+        self.judge("an unread log",
                    f"{made} attaches, {'ended in' if ended else 'SIGTERM ignored for'} "
                    f"{seconds:.1f} s", f"{ATTACHES} attaches, ended within 3 s",
                    made == ATTACHES and ended)

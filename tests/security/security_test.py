@@ -15,7 +15,7 @@ import cases  # noqa: E402
 from daemon import Daemon  # noqa: E402
 
 # pylint: disable=unused-import
-from admin import AdminDoor, WorkerDoors  # noqa: E402,F401
+from admin import AdminAddress, WorkerAddresses  # noqa: E402,F401
 from bombs import (Compressed, EmptySequences, Kept, ParseBombs,  # noqa: E402,F401
                    UnfinishedMessages)
 from deadlines import Deadlines  # noqa: E402,F401

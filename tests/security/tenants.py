@@ -1,4 +1,4 @@
-"""Attacks by one who may attach, or who guesses tokens."""
+"""Attacks by workers that may attach, and by those that guess tokens."""
 
 import sys
 import time
