@@ -14,7 +14,7 @@ namespace tessera::serving {
 struct Caller {
   cache::Tenant* tenant;
   std::shared_ptr<cache::SessionState> session;
-  const grpc::ServerContext* context = nullptr;
+  const grpc::ServerContextBase* context = nullptr;
 
   // Whether the call was cancelled or its deadline has passed.
   bool cancelled() const { return context != nullptr && context->IsCancelled(); }

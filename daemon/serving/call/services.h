@@ -33,6 +33,7 @@ struct Services {
   device::Device* device;
   Clock::TimePoint started;
   std::uint64_t max_message_bytes;
+  std::uint64_t message_bytes = 256 << 20;  // of all messages at a time
   std::uint32_t compactor_threads = 1;
   bool admin_over_tcp = false;
   std::atomic<bool> serving{false};  // all addresses are listened on

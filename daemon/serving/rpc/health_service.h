@@ -9,16 +9,18 @@
 namespace tessera::serving {
 
 // Owned by the Server. Thread-safe.
-class HealthService final : public v1::TesseraHealth::Service {
+class HealthService final : public v1::TesseraHealth::CallbackService {
  public:
   explicit HealthService(const Services& services) : services_(services) {}
 
-  grpc::Status Check(grpc::ServerContext*, const v1::HealthRequest*,
-                     v1::HealthResponse* response) override {
+  grpc::ServerUnaryReactor* Check(grpc::CallbackServerContext* context, const v1::HealthRequest*,
+                                  v1::HealthResponse* response) override {
     response->set_hung(services_.heartbeats->Hung(services_.clock->Now()).value_or(""));
     const absl::Status ready = Readiness(services_);
     if (!ready.ok()) response->set_not_ready(std::string(AsStringView(ready.message())));
-    return grpc::Status::OK;
+    grpc::ServerUnaryReactor* const reactor = context->DefaultReactor();
+    reactor->Finish(grpc::Status::OK);
+    return reactor;
   }
 
  private:

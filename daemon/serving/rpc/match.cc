@@ -1,6 +1,7 @@
 #include "daemon/serving/rpc/match.h"
 
 #include <atomic>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -36,6 +37,61 @@ absl::StatusOr<cache::PrefixStore::Question> ToQuestion(const Caller& caller,
       .will_compute = request.will_compute()};
 }
 
+v1::MatchResponse ToResponse(const cache::PrefixStore::Answer& answer) {
+  v1::MatchResponse response;
+  response.set_prefix_id(answer.prefix.value());
+  response.set_tokens(answer.tokens);
+  response.set_computing_tokens(answer.computing);
+  response.set_computation_id(answer.computation.value());
+  return response;
+}
+
+// A question to the store, which may be cancelled at any time, before it is asked, too.
+class Asking {
+ public:
+  // `answered` may be called before Ask returns. Errors are those of a question that was not asked.
+  absl::Status Ask(const Caller& caller, const v1::MatchRequest& request,
+                   cache::PrefixStore::Done answered) {
+    absl::StatusOr<cache::PrefixStore::Question> question = ToQuestion(caller, request);
+    if (!question.ok()) return question.status();
+    store_ = &caller.tenant->prefixes();
+    question_.store(store_->Match(*std::move(question), std::move(answered)));
+    if (cancelled_.load()) Cancel();
+    return absl::OkStatus();
+  }
+  void Cancel() {
+    cancelled_.store(true);
+    if (const std::uint64_t question = question_.load(); question != 0) store_->Cancel(question);
+  }
+
+ private:
+  cache::PrefixStore* store_ = nullptr;
+  std::atomic<std::uint64_t> question_{0};  // 0: not asked yet, or answered at once
+  std::atomic<bool> cancelled_{false};
+};
+
+class MatchCall final : public UnaryCall {
+ public:
+  MatchCall(const CallHost& host, metrics::RpcMethod& rpc, const Wire& wire)
+      : UnaryCall(host, "Match", rpc, wire) {}
+
+  void OnCancel() override { asking_.Cancel(); }
+
+ private:
+  std::optional<absl::Status> Work(Caller& caller) override {
+    v1::MatchRequest request;
+    if (absl::Status status = Parse(request); !status.ok()) return status;
+    const absl::Status asked =
+        asking_.Ask(caller, request, [this](absl::StatusOr<cache::PrefixStore::Answer> answer) {
+          End(answer.ok() ? Answer(ToResponse(*answer)) : answer.status());
+        });
+    if (!asked.ok()) return asked;
+    return std::nullopt;
+  }
+
+  Asking asking_;
+};
+
 // gRPC binds the reactor after the method has returned, so OnCancel and OnDone cannot run earlier.
 class MatchReactor final : public grpc::ServerUnaryReactor {
  public:
@@ -44,29 +100,20 @@ class MatchReactor final : public grpc::ServerUnaryReactor {
 
   void Start(const v1::MatchRequest& request) {
     const absl::StatusOr<Caller> caller = FindCaller(*services_.node, request.session());
-    if (!caller.ok()) return Answer(caller.status());
-    absl::StatusOr<cache::PrefixStore::Question> question = ToQuestion(*caller, request);
-    if (!question.ok()) return Answer(question.status());
-    store_ = &caller->tenant->prefixes();
-    question_.store(store_->Match(*std::move(question),
-                                  [this](absl::StatusOr<cache::PrefixStore::Answer> answer) {
-                                    if (answer.ok()) {
-                                      response_.set_prefix_id(answer->prefix.value());
-                                      response_.set_tokens(answer->tokens);
-                                      response_.set_computing_tokens(answer->computing);
-                                      response_.set_computation_id(answer->computation.value());
-                                    }
-                                    Answer(answer.status());
-                                  }));
+    if (!caller.ok()) return End(caller.status());
+    const absl::Status asked =
+        asking_.Ask(*caller, request, [this](absl::StatusOr<cache::PrefixStore::Answer> answer) {
+          if (answer.ok()) response_ = ToResponse(*answer);
+          End(answer.status());
+        });
+    if (!asked.ok()) End(asked);
   }
 
-  void OnCancel() override {
-    if (const std::uint64_t question = question_.load(); question != 0) store_->Cancel(question);
-  }
+  void OnCancel() override { asking_.Cancel(); }
   void OnDone() override { delete this; }
 
  private:
-  void Answer(const absl::Status& status) {
+  void End(const absl::Status& status) {
     rpc_.Finished(status.code(), services_.clock->Now() - begun_);
     Finish(ToGrpc(status));
   }
@@ -75,11 +122,17 @@ class MatchReactor final : public grpc::ServerUnaryReactor {
   metrics::RpcMethod& rpc_;
   v1::MatchResponse& response_;
   const Clock::TimePoint begun_;
-  cache::PrefixStore* store_ = nullptr;
-  std::atomic<std::uint64_t> question_{0};  // 0: answered
+  Asking asking_;
 };
 
 }  // namespace
+
+grpc::ServerUnaryReactor* StartMatch(const CallHost& host, metrics::RpcMethod& rpc,
+                                     const UnaryCall::Wire& wire) {
+  auto* const call = new MatchCall(host, rpc, wire);
+  call->Start();
+  return call;
+}
 
 grpc::ServerUnaryReactor* NewMatchReactor(Services& services, metrics::RpcMethod& rpc,
                                           const v1::MatchRequest& request,

@@ -10,21 +10,46 @@
 
 #include "daemon/serving/attach/attach.h"
 #include "daemon/serving/call/admission.h"
+#include "daemon/serving/call/call_threads.h"
 #include "daemon/serving/call/caller.h"
 #include "daemon/serving/call/calls.h"
+#include "daemon/serving/call/message_budget.h"
 #include "daemon/serving/call/resident.h"
 #include "daemon/serving/call/rpc_methods.h"
 #include "daemon/serving/call/services.h"
 #include "daemon/serving/call/status.h"
+#include "daemon/serving/call/unary_call.h"
+#include "daemon/serving/call/unread_answers.h"
 #include "daemon/serving/rpc/match.h"
 #include "tessera/v1/tessera.grpc.pb.h"
 
 namespace tessera::serving {
 
-// Attach and Match use gRPC's callback API, because a stream may be open for days and a match may
-// wait for another worker. The other RPCs each use a gRPC thread.
-using WorkerServiceBase = v1::Tessera::WithCallbackMethod_Match<
-    v1::Tessera::WithCallbackMethod_Attach<v1::Tessera::Service>>;
+// All methods use gRPC's callback API, so no call holds a thread of gRPC: a stream may be open for
+// days, a match may wait for another worker, and a peer may not take its answer. They are raw,
+// because a message is parsed only when its caller is known.
+template <template <typename> typename... Layers>
+struct Stack;
+template <template <typename> typename First, template <typename> typename... Rest>
+struct Stack<First, Rest...> {
+  using Type = First<typename Stack<Rest...>::Type>;
+};
+template <>
+struct Stack<> {
+  using Type = v1::Tessera::Service;
+};
+using WorkerServiceBase =
+    Stack<v1::Tessera::WithCallbackMethod_Attach, v1::Tessera::WithRawCallbackMethod_Match,
+          v1::Tessera::WithRawCallbackMethod_RegisterModel,
+          v1::Tessera::WithRawCallbackMethod_CreateSequence,
+          v1::Tessera::WithRawCallbackMethod_Fork, v1::Tessera::WithRawCallbackMethod_Truncate,
+          v1::Tessera::WithRawCallbackMethod_Handover, v1::Tessera::WithRawCallbackMethod_Free,
+          v1::Tessera::WithRawCallbackMethod_Append, v1::Tessera::WithRawCallbackMethod_Compress,
+          v1::Tessera::WithRawCallbackMethod_Observe, v1::Tessera::WithRawCallbackMethod_Select,
+          v1::Tessera::WithRawCallbackMethod_Attend, v1::Tessera::WithRawCallbackMethod_Publish,
+          v1::Tessera::WithRawCallbackMethod_Offload, v1::Tessera::WithRawCallbackMethod_Restore,
+          v1::Tessera::WithRawCallbackMethod_Describe,
+          v1::Tessera::WithRawCallbackMethod_Stats>::Type;
 
 // Owned by the Server. Thread-safe.
 class WorkerService final : public WorkerServiceBase {
@@ -41,46 +66,72 @@ class WorkerService final : public WorkerServiceBase {
             {.what = "compression",
              .running = std::min(64u, std::max(services_.compactor_threads + 1, Cores() / 2)),
              .waiting = PerTenant(kWaitingCompression)}),
-        calls_(Calls::MaxCallsFor(services_.node->tenants().size()),
-               services_.node->tenants().size()) {}
+        calls_(Calls::MaxCallsFor(Tenants()), Tenants()),
+        messages_(services_.message_bytes, Tenants()),
+        threads_(Calls::ThreadsFor(Tenants())) {}
 
   grpc::ServerBidiReactor<v1::AttachRequest, v1::AttachResponse>* Attach(
       grpc::CallbackServerContext* context) override {
     return NewAttachReactor(door_, context);
   }
+  grpc::ServerUnaryReactor* Match(grpc::CallbackServerContext* context,
+                                  const grpc::ByteBuffer* request,
+                                  grpc::ByteBuffer* response) override {
+    return StartMatch(Host(), match_, WireOf(context, request, response));
+  }
+  // For callers in this process.
   grpc::ServerUnaryReactor* Match(grpc::CallbackServerContext*, const v1::MatchRequest* request,
-                                  v1::MatchResponse* response) override {
+                                  v1::MatchResponse* response) {
     return NewMatchReactor(services_, match_, *request, *response);
   }
+
+  // Cancels calls whose answers nobody has taken for a while.
+  std::size_t GiveUpUnread(Clock::TimePoint now) { return unread_.GiveUp(now); }
+  MessageBudget& messages() { return messages_; }
 
   // Adapts the tenants' shares of calls after a reload.
   void TenantsChanged() {
     attention_.SetWaiting(PerTenant(kWaitingAttention));
     compression_.SetWaiting(PerTenant(kWaitingCompression));
-    calls_.SetTenants(services_.node->tenants().size());
+    calls_.SetTenants(Tenants());
+    messages_.SetTenants(Tenants());
   }
 
   template <typename Request, typename Response>
   using Handler = absl::Status (WorkerService::*)(const Caller&, const Request&, Response&);
 
-#define TESSERA_RPC(Method)                                                             \
-  grpc::Status Method(grpc::ServerContext* context, const v1::Method##Request* request, \
-                      v1::Method##Response* response) override {                        \
-    return Serve(#Method, method_##Method##_, *context, *request, *response,            \
-                 &WorkerService::Handle##Method);                                       \
-  }                                                                                     \
-  absl::Status Handle##Method(const Caller& caller, const v1::Method##Request& request, \
-                              v1::Method##Response& response);                          \
+// The raw method, which gRPC calls; the same call for callers in this process; and its handler.
+#define TESSERA_RPC(Method)                                                                     \
+  grpc::ServerUnaryReactor* Method(grpc::CallbackServerContext* context,                        \
+                                   const grpc::ByteBuffer* request, grpc::ByteBuffer* response) \
+      override {                                                                                \
+    return Begin<v1::Method##Request, v1::Method##Response>(#Method, method_##Method##_,        \
+                                                            WireOf(context, request, response), \
+                                                            &WorkerService::Handle##Method);    \
+  }                                                                                             \
+  grpc::Status Method(grpc::ServerContext* context, const v1::Method##Request* request,         \
+                      v1::Method##Response* response) override {                                \
+    return Serve(#Method, method_##Method##_, *context, *request, *response,                    \
+                 &WorkerService::Handle##Method);                                               \
+  }                                                                                             \
+  absl::Status Handle##Method(const Caller& caller, const v1::Method##Request& request,         \
+                              v1::Method##Response& response);                                  \
   metrics::RpcMethod& method_##Method##_ = services_.metrics->Rpc(kWorkerServiceName, #Method);
 
  private:
   static constexpr std::uint32_t kWaitingAttention = 64;  // of all tenants
   static constexpr std::uint32_t kWaitingCompression = 16;
   static std::uint32_t Cores() { return std::max(1u, std::thread::hardware_concurrency()); }
+  std::size_t Tenants() const { return services_.node->tenants().size(); }
+  CallHost Host() { return {&services_, &calls_, &messages_, &unread_, &threads_}; }
+  // gRPC passes the request as const, but nothing else reads it.
+  static UnaryCall::Wire WireOf(grpc::CallbackServerContext* context,
+                                const grpc::ByteBuffer* request, grpc::ByteBuffer* response) {
+    return {context, const_cast<grpc::ByteBuffer*>(request), response};
+  }
   // Each tenant's share of `calls` waiting calls.
   std::uint32_t PerTenant(std::uint32_t calls) const {
-    const std::size_t tenants = services_.node->tenants().size();
-    return std::max<std::uint32_t>(1, calls / static_cast<std::uint32_t>(tenants));
+    return std::max<std::uint32_t>(1, calls / static_cast<std::uint32_t>(Tenants()));
   }
 
   absl::StatusOr<Admission::Place> Enter(Admission& admission, const Caller& caller) const;
@@ -90,6 +141,9 @@ class WorkerService final : public WorkerServiceBase {
   Admission attention_;
   Admission compression_;
   Calls calls_;
+  MessageBudget messages_;
+  UnreadAnswers unread_;
+  CallThreads threads_;
   metrics::RpcMethod& match_ = services_.metrics->Rpc(kWorkerServiceName, "Match");
 
  public:
@@ -112,12 +166,52 @@ class WorkerService final : public WorkerServiceBase {
 #undef TESSERA_RPC
 
  private:
-  // Common to all calls: finds the caller, takes a place, retries after reclaiming memory,
-  // measures.
+  template <typename Request, typename Response>
+  class Call;
+  template <typename Request, typename Response>
+  grpc::ServerUnaryReactor* Begin(std::string_view name, metrics::RpcMethod& method,
+                                  const UnaryCall::Wire& wire, Handler<Request, Response> handler) {
+    auto* const call = new Call<Request, Response>(*this, name, method, wire, handler);
+    call->Start();
+    return call;
+  }
+
+  // Retries after reclaiming memory.
+  template <typename Request, typename Response>
+  absl::Status Handle(const Caller& caller, const Request& request, Response& response,
+                      Handler<Request, Response> handler) {
+    return RetryWhenPoolFull(
+        services_, *caller.tenant, [&] { return caller.cancelled(); },
+        [&] {
+          response.Clear();
+          return (this->*handler)(caller, request, response);
+        });
+  }
+
   template <typename Request, typename Response>
   grpc::Status Serve(std::string_view name, metrics::RpcMethod& method,
                      const grpc::ServerContext& context, const Request& request, Response& response,
                      Handler<Request, Response> handler);
+};
+
+template <typename Request, typename Response>
+class WorkerService::Call final : public UnaryCall {
+ public:
+  Call(WorkerService& service, std::string_view name, metrics::RpcMethod& method, const Wire& wire,
+       Handler<Request, Response> handler)
+      : UnaryCall(service.Host(), name, method, wire), service_(service), handler_(handler) {}
+
+ private:
+  std::optional<absl::Status> Work(Caller& caller) override {
+    Request request;
+    if (absl::Status status = Parse(request); !status.ok()) return status;
+    Response response;
+    absl::Status status = service_.Handle(caller, request, response, handler_);
+    return status.ok() ? Answer(response) : status;
+  }
+
+  WorkerService& service_;
+  const Handler<Request, Response> handler_;
 };
 
 template <typename Request, typename Response>
@@ -135,12 +229,7 @@ grpc::Status WorkerService::Serve(std::string_view name, metrics::RpcMethod& met
   }
   if (status.ok()) {
     caller->context = &context;
-    status = RetryWhenPoolFull(
-        services_, *caller->tenant, [&] { return caller->cancelled(); },
-        [&] {
-          response.Clear();
-          return (this->*handler)(*caller, request, response);
-        });
+    status = Handle(*caller, request, response, handler);
   }
   const Clock::Duration duration = services_.clock->Now() - begun;
   method.Finished(status.code(), duration);
