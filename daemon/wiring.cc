@@ -100,9 +100,11 @@ serving::Server::Options ServerOptions(const config::Config& config) {
     if (address.is_unix()) {
       options.unix_endpoints.push_back({address.unix_path, config.unix_socket_mode});
     } else {
-      options.tcp_endpoints.push_back(address.tcp.ToString());
+      options.tcp_endpoints.push_back(address.tcp);
     }
   }
+  options.admin_path = config.admin_listen.unix_path;
+  options.tcp_peer_limit = std::chrono::duration_cast<std::chrono::seconds>(config.tcp_peer_limit);
   options.http_address = config.metrics_address;
   options.unix_peers = config.unix_peers;
   options.tls = lifecycle::TlsFilesOf(config);
@@ -167,8 +169,7 @@ int Serve(const config::Invocation& invocation, const Source& source, device::Fi
                              .device = &device,
                              .started = clock.Now(),
                              .max_message_bytes = config.max_message_bytes,
-                             .compactor_threads = config.compactor_threads,
-                             .admin_over_tcp = config.admin_over_tcp};
+                             .compactor_threads = config.compactor_threads};
   const serving::Server::Options server_options = ServerOptions(config);
   absl::StatusOr<std::unique_ptr<serving::Server>> server =
       serving::Server::Create(services, server_options);

@@ -185,15 +185,16 @@ std::vector<Finding> CheckProcess(const std::string& path) {
 std::vector<Finding> CheckDaemon(const Door& door) {
   constexpr double kFull = 0.95;
   absl::StatusOr<Admin> admin = Admin::At(door);
+  if (absl::IsPermissionDenied(admin.status())) {
+    return {Doubtful("daemon", std::string(AsStringView(admin.status().message())),
+                     "workers need no more; run tessera doctor as that user to see its state")};
+  }
   if (!admin.ok()) {
     return {Bad("daemon", std::string(AsStringView(admin.status().message())), "")};
   }
   const absl::StatusOr<v1::StatsResponse> stats = admin->Stats();
   if (!stats.ok()) {
-    return {Bad("daemon", std::string(AsStringView(stats.status().message())),
-                absl::IsPermissionDenied(stats.status())
-                    ? "ask over its Unix socket, or start it with --admin-over-tcp"
-                    : "")};
+    return {Bad("daemon", std::string(AsStringView(stats.status().message())), "")};
   }
   std::vector<Finding> findings;
   const std::string text = Concat("tesserad ", stats->version(), " on ", stats->device());

@@ -91,7 +91,8 @@ absl::StatusOr<std::vector<DaemonSocket>> ListDaemons(const std::string& address
   for (; !error && entry != std::filesystem::directory_iterator(); entry.increment(error)) {
     const std::string name = entry->path().filename().string();
     std::error_code ignored;  // a file that has just been removed
-    if (name.ends_with(kDescriptorSuffix) || !entry->is_socket(ignored)) continue;
+    if (name.ends_with(kDescriptorSuffix) || name.ends_with(kAdminSuffix)) continue;
+    if (!entry->is_socket(ignored)) continue;
     sockets.push_back({.path = entry->path().string(), .uuid = FindDeviceUuid(name)});
   }
   if (error) {

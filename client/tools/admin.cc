@@ -7,18 +7,9 @@
 
 #include "client/rpc/channel.h"
 #include "daemon/base/strings.h"
+#include "daemon/platform/unix_socket.h"
 
 namespace tessera::cli {
-
-namespace {
-
-// A daemon closes connections from users that its unix_peers do not list, without a message.
-std::string UnixPeerHint(const std::string& address) {
-  return client::IsUnixAddress(address) ? Concat(", and do its unix_peers admit user ", ::geteuid())
-                                        : "";
-}
-
-}  // namespace
 
 template <typename Response, typename Call>
 absl::StatusOr<Response> Admin::Run(Call call, Timeout timeout) const {
@@ -40,15 +31,38 @@ absl::StatusOr<Response> Admin::Run(Call call, Timeout timeout) const {
       return absl::UnavailableError(
           Concat("no connection to the daemon at ", door_.address, ": ", hint));
     }
-    return absl::UnavailableError(Concat("no daemon answers at ", door_.address, " (", why,
-                                         "). Is tesserad running", UnixPeerHint(door_.address),
-                                         "? Use --address to name another daemon"));
+    return absl::UnavailableError(
+        Concat("no daemon answers at ", door_.address, " (", why,
+               "). Is tesserad running? Use --address to name another daemon"));
   }
   return absl::Status(static_cast<absl::StatusCode>(status.error_code()), why);
 }
 
-absl::StatusOr<Admin> Admin::At(Door door, std::chrono::seconds patience) {
+namespace {
+
+// The operator's socket of the daemon at a worker's address.
+absl::StatusOr<std::string> AdminAddressOf(const Door& door) {
   absl::StatusOr<std::string> address = AddressOf(door);
+  if (!address.ok()) return address.status();
+  if (!client::IsUnixAddress(*address)) {
+    return absl::InvalidArgumentError(
+        Concat("operators' calls go to a daemon's Unix socket, on its node; ", *address,
+               " is a TCP address. Give --address=unix:PATH"));
+  }
+  if (!address->ends_with(kAdminSuffix)) Append(*address, kAdminSuffix);
+  const std::string path = address->substr(address->find_first_not_of(':', address->find(':')));
+  if (::access(path.c_str(), F_OK) == 0 && ::access(path.c_str(), W_OK) != 0) {
+    return absl::PermissionDeniedError(
+        Concat("user ", ::geteuid(), " may not use ", path,
+               "; only the daemon's user and root may, for instance with sudo"));
+  }
+  return address;
+}
+
+}  // namespace
+
+absl::StatusOr<Admin> Admin::At(Door door, std::chrono::seconds patience) {
+  absl::StatusOr<std::string> address = AdminAddressOf(door);
   if (!address.ok()) return address.status();
   door.address = *std::move(address);
   const absl::StatusOr<std::shared_ptr<grpc::Channel>> channel =

@@ -115,13 +115,13 @@ std::string ConnectionHelpText() {
       "\n"
       "Examples:\n"
       "  tessera status --address=unix:/run/tessera/gpu1.sock\n"
-      "  tessera status --address=node7:7400 --tls-ca=ca.crt\n"
-      "  TESSERA_ADDRESS=node7:7400 tessera status --tls-ca=ca.crt\n\n"
+      "  tessera worker --address=node7:7400 --tls-ca=ca.crt\n"
+      "  TESSERA_ADDRESS=node7:7400 tessera health --tls-ca=ca.crt\n\n"
       "Flags:\n",
       FlagLines(ConnectionFlags(Connects::kToDaemon, /*attaches=*/true)), "\n",
       Reflowed("generate and eval start a temporary daemon if --address is not given; they do not "
-               "read TESSERA_ADDRESS. Over TCP, the daemon answers the commands of operators only "
-               "with --admin-over-tcp.\n"));
+               "read TESSERA_ADDRESS. Commands of operators, such as status and drain, go to the "
+               "daemon's admin socket beside unix:PATH, which only its user and root may use.\n"));
 }
 
 absl::Status CheckArguments(const CommandSpec& spec, const std::vector<std::string>& given) {

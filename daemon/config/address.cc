@@ -112,11 +112,11 @@ absl::StatusOr<ListenAddress> ParseListenAddress(std::string_view text) {
   }
   if (longest.size() > kMaxUnixPath) {
     return BadAddress(text, Concat("the path has ", longest.size(), " bytes; the limit is ",
-                                   kMaxUnixPath, ", which leaves room for the \"",
-                                   kDescriptorSuffix, "\" of the descriptor socket"));
+                                   kMaxUnixPath, ", which leaves room for the \"", kAdminSuffix,
+                                   "\" of the operator's socket"));
   }
-  // A socket must not have the path of another socket's descriptor socket or lock file.
-  for (const std::string_view suffix : {kDescriptorSuffix, kLockSuffix}) {
+  // A socket must not have the path of a file next to another socket.
+  for (const std::string_view suffix : {kDescriptorSuffix, kLockSuffix, kAdminSuffix}) {
     if (path.ends_with(suffix)) {
       return BadAddress(text, Concat("a path that ends in ", suffix,
                                      " is reserved for the file next to another socket"));
@@ -129,6 +129,17 @@ absl::StatusOr<ListenAddress> ParseListenAddress(std::string_view text) {
     return BadAddress(text, "the path contains a zero byte");
   }
   return ListenAddress{.unix_path = std::string(path), .tcp = {}};
+}
+
+absl::StatusOr<ListenAddress> ParseAdminAddress(std::string_view text) {
+  if (!text.starts_with("unix:")) {
+    return BadAddress(text, "operators' calls are served on a Unix socket only, unix:PATH");
+  }
+  const bool suffixed = text.ends_with(kAdminSuffix);
+  if (suffixed) text.remove_suffix(kAdminSuffix.size());
+  absl::StatusOr<ListenAddress> address = ParseListenAddress(text);
+  if (address.ok() && suffixed) address->unix_path += kAdminSuffix;
+  return address;
 }
 
 }  // namespace tessera::config

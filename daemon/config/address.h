@@ -41,8 +41,8 @@ struct ListenAddress {
 inline constexpr std::string_view kDefaultSocketPath = "/run/tessera/tesserad.sock";
 
 // Longest Unix socket path in bytes. sun_path holds 107 without the final zero (see unix(7)), and
-// the path of the descriptor socket must fit too.
-inline constexpr std::size_t kMaxUnixPath = 107 - kDescriptorSuffix.size();
+// the path of the operator's socket must fit too.
+inline constexpr std::size_t kMaxUnixPath = 107 - kAdminSuffix.size();
 
 // In the path of a Unix socket, stands for the UUID of the daemon's device.
 inline constexpr std::string_view kUuidPlaceholder = "{uuid}";
@@ -50,5 +50,7 @@ inline constexpr std::string_view kUuidPlaceholder = "{uuid}";
 // INVALID_ARGUMENT names the text and the reason.
 absl::StatusOr<HostPort> ParseHostPort(std::string_view text);
 absl::StatusOr<ListenAddress> ParseListenAddress(std::string_view text);
+// A Unix socket for operators; its path may end in kAdminSuffix.
+absl::StatusOr<ListenAddress> ParseAdminAddress(std::string_view text);
 
 }  // namespace tessera::config

@@ -77,10 +77,12 @@ std::vector<std::string> Warnings(const Config& config) {
       warnings.push_back(Concat("listen: ", address.ToString(), " is open to the network without ",
                                 "TLS: tokens, keys and values are sent in the clear"));
     }
-    if (config.admin_over_tcp && config.tls_client_ca_file.empty()) {
-      warnings.push_back(Concat("admin_over_tcp: anyone who can reach ", address.ToString(),
-                                " may evict sequences and drain the daemon"));
-    }
+  }
+  if (!config.admin_listen.is_unix() &&
+      std::ranges::none_of(config.listen, &ListenAddress::is_unix)) {
+    warnings.push_back(
+        "admin_listen: is empty, and listen has no Unix socket; operators have no "
+        "address, so only signals can drain or reload the daemon");
   }
   const auto is_tcp = [](const ListenAddress& address) { return !address.is_unix(); };
   if (!config.tls_certificate_file.empty() && std::ranges::none_of(config.listen, is_tcp)) {

@@ -40,13 +40,14 @@ struct Tenant {
   friend bool operator==(const Tenant&, const Tenant&) = default;
 };
 
-// The initialisers are the defaults. 0 means "derived" for pool_bytes and the tenants' limits; a
-// loaded Config holds the derived values.
+// The initialisers are the defaults. 0 means "derived" for pool_bytes and the tenants' limits, as
+// no path does for admin_listen; a loaded Config holds the derived values.
 struct Config {
   std::vector<ListenAddress> listen = {{.unix_path = std::string(kDefaultSocketPath), .tcp = {}}};
   std::uint32_t unix_socket_mode = 0660;
   PeerRules unix_peers;
-  bool admin_over_tcp = false;
+  ListenAddress admin_listen;  // a Unix socket; without a path: derived, or none
+  std::chrono::milliseconds tcp_peer_limit{30000};
   // PEM files for the TCP addresses; empty: no TLS, or no client certificates.
   std::string tls_certificate_file;
   std::string tls_key_file;

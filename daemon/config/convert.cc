@@ -57,6 +57,8 @@ absl::Status ParsedFromMessage(const DaemonConfig& message, Config& config) {
   for (const absl::Status& status : {
            parsed(message.has_unix_socket_mode(), "unix_socket_mode", message.unix_socket_mode(),
                   ParseFileMode, config.unix_socket_mode),
+           parsed(!message.admin_listen().empty(), "admin_listen", message.admin_listen(),
+                  ParseAdminAddress, config.admin_listen),
            parsed(message.has_unix_peers(), "unix_peers", message.unix_peers(), ParsePeerRules,
                   config.unix_peers),
            parsed(message.has_device(), "device", message.device(), ParseDevice, config.device),
@@ -92,7 +94,7 @@ absl::StatusOr<Config> FromMessage(const DaemonConfig& message) {
   const auto set = [](bool present, const auto& value, auto& out) {
     if (present) out = std::decay_t<decltype(out)>(value);
   };
-  set(message.has_admin_over_tcp(), message.admin_over_tcp(), config.admin_over_tcp);
+  set(message.has_tcp_peer_limit_ms(), message.tcp_peer_limit_ms(), config.tcp_peer_limit);
   set(message.has_tls_certificate_file(), message.tls_certificate_file(),
       config.tls_certificate_file);
   set(message.has_tls_key_file(), message.tls_key_file(), config.tls_key_file);
@@ -138,7 +140,8 @@ DaemonConfig ToMessage(const Config& config) {
   for (const ListenAddress& address : config.listen) message.add_listen(address.ToString());
   message.set_unix_socket_mode(FormatFileMode(config.unix_socket_mode));
   message.set_unix_peers(config.unix_peers.ToString());
-  message.set_admin_over_tcp(config.admin_over_tcp);
+  message.set_admin_listen(config.admin_listen.is_unix() ? config.admin_listen.ToString() : "");
+  message.set_tcp_peer_limit_ms(static_cast<std::uint32_t>(config.tcp_peer_limit.count()));
   message.set_tls_certificate_file(config.tls_certificate_file);
   message.set_tls_key_file(config.tls_key_file);
   message.set_tls_client_ca_file(config.tls_client_ca_file);

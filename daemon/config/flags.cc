@@ -30,7 +30,7 @@ struct FlagRow {
 };
 
 // One row per field of DaemonConfig except `tenants`. The message defines the types.
-constexpr std::array<FlagRow, 34> kRows = {{
+constexpr std::array<FlagRow, 35> kRows = {{
     {"listen", "ADDRESS", "listen",
      "Address to listen on: unix:PATH or HOST:PORT. {uuid} in PATH is the UUID of the device. "
      "Repeat "
@@ -39,8 +39,10 @@ constexpr std::array<FlagRow, 34> kRows = {{
     {"unix-peers", "LIST", "unix_peers",
      "Users and groups that may connect to the Unix sockets, e.g. uid:1000,gid:27. Empty: as the "
      "file mode allows."},
-    {"admin-over-tcp", "BOOL", "admin_over_tcp",
-     "Serve the admin service over TCP too: true or false."},
+    {"admin-listen", "ADDRESS", "admin_listen",
+     "Unix socket for operators, unix:PATH. Empty: the first socket's path and .admin."},
+    {"tcp-peer-limit-ms", "MS", "tcp_peer_limit_ms",
+     "Close TCP connections whose peer has been gone for this long."},
     {"tls-certificate-file", "FILE", "tls_certificate_file",
      "PEM file with the daemon's certificate; turns on TLS for TCP addresses."},
     {"tls-key-file", "FILE", "tls_key_file", "PEM file with the private key of that certificate."},

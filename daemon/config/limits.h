@@ -36,6 +36,7 @@ inline constexpr Range kOffloadIdleMs = {0, 3'600'000};
 inline constexpr Range kPressurePercent = {1, 100};
 inline constexpr Range kPinLimitMs = {10, 600'000};
 inline constexpr Range kDrainLimitMs = {0, 3'600'000};
+inline constexpr Range kTcpPeerLimitMs = {5000, 3'600'000};
 inline constexpr Range kSlowCallMs = {0, 3'600'000};
 inline constexpr Range kTenants = {1, 256};
 

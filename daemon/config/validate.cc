@@ -1,8 +1,10 @@
 #include "daemon/config/validate.h"
 
+#include <algorithm>
 #include <bit>
 #include <set>
 #include <string_view>
+#include <vector>
 
 #include "daemon/base/strings.h"
 #include "daemon/config/limits.h"
@@ -64,6 +66,10 @@ absl::Status CheckAddresses(const Config& config) {
       seen.contains(config.metrics_address->ToString())) {
     return Refuse("metrics_address",
                   Concat("\"", config.metrics_address->ToString(), "\" is also a listen address"));
+  }
+  if (config.admin_listen.is_unix() && seen.contains(config.admin_listen.ToString())) {
+    return Refuse("admin_listen", Concat("\"", config.admin_listen.ToString(),
+                                         "\" is also a listen address, which workers use"));
   }
   // A mode without the owner's bits would lock out the user that runs the daemon.
   if (config.unix_socket_mode > 0777 || (config.unix_socket_mode & 0600) != 0600) {
@@ -162,14 +168,18 @@ absl::Status SetUuids(std::optional<DeviceUuid> uuid, Config& config) {
   if (!uuid.has_value()) uuid = config.device.uuid;
   // --check-config on a machine without the GPU that is named by its number.
   if (!uuid.has_value() && config.device.kind == DeviceChoice::Kind::kCuda) return absl::OkStatus();
-  for (ListenAddress& address : config.listen) {
+  std::vector<ListenAddress*> addresses = {&config.admin_listen};
+  for (ListenAddress& address : config.listen) addresses.push_back(&address);
+  for (ListenAddress* const named : addresses) {
+    ListenAddress& address = *named;
     if (!address.needs_uuid()) continue;
     if (!uuid.has_value()) {
       const bool automatic = config.device.kind == DeviceChoice::Kind::kAuto;
-      return Refuse("listen", Concat("\"", address.ToString(), "\": the CPU has no UUID",
-                                     automatic ? ", and --device=auto found no usable GPU" : "",
-                                     "; give it one, as in --device=CPU-", kExampleUuid,
-                                     ", or name the socket without {uuid}"));
+      return Refuse(named == &config.admin_listen ? "admin_listen" : "listen",
+                    Concat("\"", address.ToString(), "\": the CPU has no UUID",
+                           automatic ? ", and --device=auto found no usable GPU" : "",
+                           "; give it one, as in --device=CPU-", kExampleUuid,
+                           ", or name the socket without {uuid}"));
     }
     address.SetUuid(*uuid);
   }
@@ -180,6 +190,10 @@ absl::Status SetUuids(std::optional<DeviceUuid> uuid, Config& config) {
 
 absl::Status ResolveDefaults(const DeviceMemory& memory, Config& config) {
   if (absl::Status status = SetUuids(memory.uuid, config); !status.ok()) return status;
+  const auto worker = std::ranges::find_if(config.listen, &ListenAddress::is_unix);
+  if (!config.admin_listen.is_unix() && worker != config.listen.end()) {
+    config.admin_listen.unix_path = Concat(worker->unix_path, kAdminSuffix);
+  }
   if (config.pool_bytes == 0 && config.pool_extent_bytes > 0) {
     const std::uint64_t half = memory.bytes / 2;
     config.pool_bytes = half - half % config.pool_extent_bytes;
@@ -238,6 +252,7 @@ std::vector<absl::Status> FindProblems(const Config& config, const DeviceMemory&
       CheckRange("compactor_linger_ms", milliseconds(config.compactor_linger), kCompactorLingerMs),
       CheckRange("pin_limit_ms", milliseconds(config.pin_limit), kPinLimitMs),
       CheckRange("drain_limit_ms", milliseconds(config.drain_limit), kDrainLimitMs),
+      CheckRange("tcp_peer_limit_ms", milliseconds(config.tcp_peer_limit), kTcpPeerLimitMs),
       CheckRange("slow_call_ms", milliseconds(config.slow_call), kSlowCallMs),
       config.pool_extent_bytes > 0 ? CheckPool(config, memory) : absl::OkStatus(),
       CheckTenants(config),

@@ -6,6 +6,7 @@
 #include <poll.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <memory>
@@ -111,6 +112,18 @@ bool IsAwaited(int listening) {
 
 Fd AcceptTcp(int listening) {
   return Fd(::accept4(listening, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+}
+
+void SetPeerLimit(int socket, std::chrono::seconds limit) {
+  // Probes for unanswered silence, and the time limit for data that is not acknowledged.
+  constexpr int kProbes = 3;
+  const int seconds = static_cast<int>(limit.count());
+  const int between = std::max(1, seconds / (2 * kProbes));
+  Set(socket, SOL_SOCKET, SO_KEEPALIVE, 1);
+  Set(socket, IPPROTO_TCP, TCP_KEEPIDLE, std::max(1, seconds - kProbes * between));
+  Set(socket, IPPROTO_TCP, TCP_KEEPINTVL, between);
+  Set(socket, IPPROTO_TCP, TCP_KEEPCNT, kProbes);
+  Set(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, seconds * 1000);
 }
 
 }  // namespace tessera

@@ -1,6 +1,7 @@
 // TCP sockets that listen and are accepted, without blocking.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -20,6 +21,10 @@ std::uint16_t LocalPort(int socket);
 
 // Whether a connection waits to be accepted. Without free descriptors, accepting cannot tell.
 bool IsAwaited(int listening);
+
+// Lets the system close a connection whose peer has been gone for `limit` (at least 5 s): its host
+// vanished, or the network is cut. A peer that is only silent, or stopped, still answers probes.
+void SetPeerLimit(int socket, std::chrono::seconds limit);
 
 // Accepts one connection; an invalid Fd and errno (EAGAIN: none is waiting) if that fails.
 Fd AcceptTcp(int listening);

@@ -13,10 +13,11 @@
 
 namespace tessera {
 
-// Files next to the socket PATH of a daemon: the descriptor socket PATH.fd and the lock file
-// PATH.lock.
+// Files next to the socket PATH of a daemon: the descriptor socket PATH.fd, the lock file PATH.lock,
+// and the operator's socket PATH.admin.
 inline constexpr std::string_view kDescriptorSuffix = ".fd";
 inline constexpr std::string_view kLockSuffix = ".lock";
+inline constexpr std::string_view kAdminSuffix = ".admin";
 
 // Binds and listens. It replaces a leftover socket file, so the caller must hold the LockFile,
 // which proves that no live daemon uses it. `mode` is set before a peer can connect.

@@ -2,11 +2,14 @@
 
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/health_check_service_interface.h>
+#include <grpcpp/impl/server_builder_option.h>
+#include <grpcpp/resource_quota.h>
 #include <grpcpp/server_builder.h>
 #include <grpcpp/server_posix.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <filesystem>
 #include <functional>
@@ -15,6 +18,8 @@
 #include <utility>
 
 #include "daemon/base/strings.h"
+#include "daemon/guard/guarded_sockets.h"
+#include "daemon/platform/tcp_socket.h"
 #include "daemon/serving/call/rpc_methods.h"
 #include "daemon/serving/http/pages.h"
 
@@ -33,6 +38,32 @@ void RunOnThread(const std::function<void()>& work) {
     work();  // no more threads: run it here and make other streams wait
   }
 }
+
+constexpr unsigned kAdminMode = 0600;
+constexpr int kAdminThreads = 64;
+constexpr int kStreamsPerConnection = 128;  // as FrameGuard's limit
+
+void SetLimits(grpc::ServerBuilder& builder, std::uint64_t max_message_bytes) {
+  builder.SetMaxReceiveMessageSize(static_cast<int>(max_message_bytes));
+  builder.SetMaxSendMessageSize(static_cast<int>(max_message_bytes));
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kStreamsPerConnection);
+  // A compressed message may be a thousand times as large as its bytes on the wire.
+  builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_DEFLATE, false);
+  builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_GZIP, false);
+}
+
+// gRPC's library adds reflection to every server of a program. A stream of it holds a thread, so
+// workers' addresses have none.
+class WithoutReflection final : public grpc::ServerBuilderOption {
+  void UpdateArguments(grpc::ChannelArguments*) override {}
+  void UpdatePlugins(std::vector<std::unique_ptr<grpc::ServerBuilderPlugin>>* plugins) override {
+    const std::string reflection = grpc::reflection::ProtoServerReflectionPlugin().name();
+    std::erase_if(*plugins, [&](const auto& plugin) { return plugin->name() == reflection; });
+  }
+};
+
+// The rest of the descriptors is for memory, listening sockets and files.
+std::size_t MostConnections() { return std::max<std::uint64_t>(64, RaiseFdLimit() / 2); }
 
 std::filesystem::path DirectoryOf(const std::string& socket_path) {
   return std::filesystem::path(socket_path).parent_path();
@@ -88,24 +119,27 @@ Server::~Server() {
 }
 
 absl::Status Server::LockPaths() {
-  for (const UnixEndpoint& door : options_.unix_endpoints) {
-    if (absl::Status status = CheckDirectory(door.path); !status.ok()) return status;
-    absl::StatusOr<LockFile> lock = LockFile::Acquire(LockPath(door.path));
+  std::vector<std::string> paths;
+  for (const UnixEndpoint& door : options_.unix_endpoints) paths.push_back(door.path);
+  if (!options_.admin_path.empty()) paths.push_back(options_.admin_path);
+  for (const std::string& path : paths) {
+    if (absl::Status status = CheckDirectory(path); !status.ok()) return status;
+    absl::StatusOr<LockFile> lock = LockFile::Acquire(LockPath(path));
     if (absl::IsAlreadyExists(lock.status())) {
-      return absl::AlreadyExistsError(Concat(
-          "the socket ", door.path, " is served by a live daemon: ",
-          AsStringView(lock.status().message()), ". Stop it, or use another address (--listen)"));
+      return absl::AlreadyExistsError(Concat("the socket ", path, " is served by a live daemon: ",
+                                             AsStringView(lock.status().message()),
+                                             ". Stop it, or use another address (--listen)"));
     }
     if (absl::IsPermissionDenied(lock.status())) {
       return absl::PermissionDeniedError(
-          Concat(AsStringView(lock.status().message()), "; ", HowToMake(DirectoryOf(door.path))));
+          Concat(AsStringView(lock.status().message()), "; ", HowToMake(DirectoryOf(path))));
     }
     if (!lock.ok()) return lock.status();
-    for (const std::string& path : {door.path, DescriptorPath(door.path)}) {
+    for (const std::string& each : {path, DescriptorPath(path)}) {
       struct stat found {};
-      if (::stat(path.c_str(), &found) == 0 && !S_ISSOCK(found.st_mode)) {
+      if (::stat(each.c_str(), &found) == 0 && !S_ISSOCK(found.st_mode)) {
         return absl::AlreadyExistsError(Concat(
-            path, " exists and is not a socket; remove it or use another address (--listen)"));
+            each, " exists and is not a socket; remove it or use another address (--listen)"));
       }
     }
     locks_.push_back(*std::move(lock));
@@ -116,83 +150,135 @@ absl::Status Server::LockPaths() {
 absl::Status Server::StartGrpc() {
   const std::string descriptor_socket =
       options_.unix_endpoints.empty() ? "" : DescriptorPath(options_.unix_endpoints.front().path);
-  const absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> tcp = TcpCredentials(options_.tls);
-  if (!tcp.ok()) return tcp.status();
   worker_service_ = std::make_unique<WorkerService>(
       AttachContext{.services = &services_,
                     .connections = &connections_,
                     .descriptor_socket = descriptor_socket,
                     .aside = RunOnThread,
                     .rpc = &services_.metrics->Rpc(kWorkerServiceName, "Attach")});
-  admin_service_ = std::make_unique<AdminService>(services_, connections_, admin_actions_);
   health_service_ = std::make_unique<HealthService>(services_);
+  registrar_ = std::make_unique<TenantRegistrar>(*services_.node, worker_service_->messages());
 
   grpc::EnableDefaultHealthCheckService(true);
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
   grpc::ServerBuilder builder;
-  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT,
-                             0);  // a port in use must be an error
-  builder.SetMaxReceiveMessageSize(static_cast<int>(services_.max_message_bytes));
-  builder.SetMaxSendMessageSize(static_cast<int>(services_.max_message_bytes));
-  tcp_ports_.assign(options_.tcp_endpoints.size(), 0);
-  for (const UnixEndpoint& door : options_.unix_endpoints) {
-    if (absl::Status status = AcceptOn(door); !status.ok()) return status;
-  }
-  for (std::size_t i = 0; i < options_.tcp_endpoints.size(); ++i) {
-    builder.AddListeningPort(options_.tcp_endpoints[i], *tcp, &tcp_ports_[i]);
-  }
+  SetLimits(builder, services_.max_message_bytes);
+  builder.SetOption(std::make_unique<WithoutReflection>());
+  builder.RegisterService(worker_service_.get());
+  builder.RegisterService(health_service_.get());
+  builder.RegisterCallbackGenericService(&admin_refusal_);
+  absl::StatusOr<std::vector<Acceptor::Door>> doors = OpenTcpDoors(builder);
+  if (!doors.ok()) return doors.status();
+  grpc_ = builder.BuildAndStart();
+  if (grpc_ == nullptr) return absl::UnavailableError("gRPC did not start");
+  if (absl::Status status = OpenUnixDoors(*doors); !status.ok()) return status;
+  if (absl::Status status = StartAdmin(*doors); !status.ok()) return status;
+  absl::StatusOr<std::unique_ptr<Acceptor>> acceptor =
+      Acceptor::Start({.doors = *std::move(doors),
+                       .registrar = registrar_.get(),
+                       .logger = services_.logger,
+                       .clock = services_.clock,
+                       .peer_limit = options_.tcp_peer_limit,
+                       .most_connections = MostConnections(),
+                       .tick = [this] { Tick(); }});
+  if (!acceptor.ok()) return acceptor.status();
+  acceptor_ = *std::move(acceptor);
+  return absl::OkStatus();
+}
+
+absl::Status Server::StartAdmin(std::vector<Acceptor::Door>& doors) {
+  if (options_.admin_path.empty()) return absl::OkStatus();
+  admin_service_ = std::make_unique<AdminService>(services_, connections_, admin_actions_);
+  grpc::ServerBuilder builder;
+  SetLimits(builder, services_.max_message_bytes);
   // Enough pollers that a call finds one waiting, and none is created per call.
   builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::NUM_CQS, 1);
-  builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::MIN_POLLERS, 2);
-  builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::MAX_POLLERS, 16);
-  // Calls beyond this number of threads are refused with RESOURCE_EXHAUSTED.
-  grpc::ResourceQuota quota("tesserad");
-  const std::size_t tenants = services_.node->tenants().size();
-  quota.SetMaxThreads(static_cast<int>(Calls::ThreadsFor(tenants)));
+  builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::MIN_POLLERS, 1);
+  builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::MAX_POLLERS, 4);
+  grpc::ResourceQuota quota("tesserad-admin");
+  quota.SetMaxThreads(kAdminThreads);
   builder.SetResourceQuota(quota);
-  builder.RegisterService(worker_service_.get());
   builder.RegisterService(admin_service_.get());
   builder.RegisterService(health_service_.get());
-  grpc_ = builder.BuildAndStart();
-  for (std::size_t i = 0; i < options_.tcp_endpoints.size(); ++i) {
-    if (tcp_ports_[i] == 0) {
-      return absl::AlreadyExistsError(
-          Concat("cannot listen on ", options_.tcp_endpoints[i],
-                 ": the port is in use, or this machine does not have the address"));
-    }
+  admin_grpc_ = builder.BuildAndStart();
+  if (admin_grpc_ == nullptr) return absl::UnavailableError("gRPC did not start");
+  absl::StatusOr<Acceptor::Door> door =
+      UnixDoor({.path = options_.admin_path, .mode = kAdminMode}, admin_grpc_);
+  if (!door.ok()) return door.status();
+  door->trusted = true;
+  doors.push_back(*std::move(door));
+  return absl::OkStatus();
+}
+
+absl::Status Server::OpenUnixDoors(std::vector<Acceptor::Door>& doors) {
+  for (const UnixEndpoint& endpoint : options_.unix_endpoints) {
+    absl::StatusOr<Acceptor::Door> door = UnixDoor(endpoint, grpc_);
+    if (!door.ok()) return door.status();
+    door->peers = &unix_peers_;
+    doors.push_back(*std::move(door));
   }
-  if (grpc_ == nullptr) return absl::UnavailableError("gRPC did not start");
-  for (const std::unique_ptr<UnixAcceptor>& acceptor : acceptors_) acceptor->Start();
   return absl::OkStatus();
 }
 
 // gRPC names the peer of such a connection by its descriptor, so a call can find the credentials of
 // the process that made it (call/peer.h).
-absl::Status Server::AcceptOn(const UnixEndpoint& door) {
-  absl::StatusOr<std::unique_ptr<UnixAcceptor>> acceptor =
-      UnixAcceptor::Listen({.path = door.path,
-                            .mode = door.mode,
-                            .peers = &unix_peers_,
-                            .logger = services_.logger,
-                            .clock = services_.clock,
-                            .take = [this](Fd socket) {
-                              grpc::AddInsecureChannelFromFd(grpc_.get(), socket.Release());
-                            }});
-  if (!acceptor.ok()) {
-    return absl::UnavailableError(Concat("cannot listen on unix:", door.path, ": ",
-                                         AsStringView(acceptor.status().message())));
+absl::StatusOr<Acceptor::Door> Server::UnixDoor(const UnixEndpoint& endpoint,
+                                                const std::unique_ptr<grpc::Server>& server) {
+  const std::string address = "unix:" + endpoint.path;
+  absl::StatusOr<Fd> listening = ListenUnix(endpoint.path, endpoint.mode, /*non_blocking=*/true);
+  if (!listening.ok()) {
+    return absl::UnavailableError(
+        Concat("cannot listen on ", address, ": ", AsStringView(listening.status().message())));
   }
-  acceptors_.push_back(*std::move(acceptor));
-  bound_.push_back(door.path);
-  return absl::OkStatus();
+  bound_.push_back(endpoint.path);
+  return Acceptor::Door{.address = address,
+                        .listening = *std::move(listening),
+                        .take = [raw = server.get()](Fd socket) {
+                          grpc::AddInsecureChannelFromFd(raw, socket.Release());
+                        }};
 }
+
+absl::StatusOr<std::vector<Acceptor::Door>> Server::OpenTcpDoors(grpc::ServerBuilder& builder) {
+  const absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> credentials =
+      TcpCredentials(options_.tls);
+  if (!credentials.ok()) return credentials.status();
+  std::vector<Acceptor::Door> doors;
+  for (const config::HostPort& endpoint : options_.tcp_endpoints) {
+    absl::StatusOr<std::vector<Fd>> sockets = ListenTcp(endpoint.host, endpoint.port);
+    if (!sockets.ok()) {
+      return absl::Status(sockets.status().code(),
+                          Concat("cannot listen on ", endpoint.ToString(), ": ",
+                                 AsStringView(sockets.status().message())));
+    }
+    tcp_ports_.push_back(LocalPort(sockets->front().get()));
+    for (Fd& socket : *sockets) {
+      doors.push_back(
+          {.address = endpoint.ToString(),
+           .listening = std::move(socket),
+           .tcp = true,
+           .tls = !options_.tls.certificate.empty(),
+           .take = [this](Fd accepted) {
+             grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters connection;
+             connection.fd = accepted.Release();
+             tcp_->HandleNewConnection(&connection);
+           }});
+    }
+  }
+  if (doors.empty()) return doors;
+  using Type = grpc::ServerBuilder::experimental_type::ExternalConnectionType;
+  tcp_ = builder.experimental().AddExternalConnectionAcceptor(Type::FROM_FD, *credentials);
+  return doors;
+}
+
+void Server::Tick() { (void)worker_service_->GiveUpUnread(services_.clock->Now()); }
 
 std::vector<std::string> Server::addresses() const {
   std::vector<std::string> addresses;
   for (const UnixEndpoint& door : options_.unix_endpoints) addresses.push_back("unix:" + door.path);
   for (std::size_t i = 0; i < options_.tcp_endpoints.size(); ++i) {
-    const std::string& asked = options_.tcp_endpoints[i];
-    addresses.push_back(Concat(asked.substr(0, asked.rfind(':')), ":", tcp_ports_[i]));
+    config::HostPort address = options_.tcp_endpoints[i];
+    address.port = tcp_ports_[i];
+    addresses.push_back(address.ToString());
   }
   return addresses;
 }
@@ -266,9 +352,13 @@ void Server::EndSessions(Clock::Duration limit) {
   }
   // All streams have ended. The remaining calls give up when they see `stopping`.
   services_.stopping.store(true);
-  acceptors_.clear();  // no more connections for gRPC
-  grpc_->Shutdown(std::chrono::system_clock::now() + std::chrono::seconds(1));
-  grpc_->Wait();
+  acceptor_.reset();  // no more connections for gRPC
+  for (grpc::Server* server : {grpc_.get(), admin_grpc_.get()}) {
+    if (server == nullptr) continue;
+    server->Shutdown(std::chrono::system_clock::now() + std::chrono::seconds(1));
+    server->Wait();
+  }
+  GuardedSockets::OfProcess().Clear();
 }
 
 }  // namespace tessera::serving

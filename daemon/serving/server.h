@@ -21,11 +21,13 @@
 #include "daemon/platform/lock_file.h"
 #include "daemon/platform/peer_rules.h"
 #include "daemon/platform/unix_socket.h"
+#include "daemon/serving/attach/acceptor.h"
 #include "daemon/serving/attach/connections.h"
-#include "daemon/serving/attach/unix_acceptor.h"
+#include "daemon/serving/attach/tenant_registrar.h"
 #include "daemon/serving/attach/watcher.h"
 #include "daemon/serving/call/services.h"
 #include "daemon/serving/node_collector.h"
+#include "daemon/serving/rpc/admin_refusal.h"
 #include "daemon/serving/rpc/admin_service.h"
 #include "daemon/serving/rpc/health_service.h"
 #include "daemon/serving/rpc/worker_service.h"
@@ -42,8 +44,10 @@ class Server {
   };
   struct Options {
     std::vector<UnixEndpoint> unix_endpoints;
-    PeerRules unix_peers;                          // for all of them
-    std::vector<std::string> tcp_endpoints;        // "host:port"
+    PeerRules unix_peers;    // for all of them
+    std::string admin_path;  // Unix socket of the operator's service; empty: none
+    std::vector<config::HostPort> tcp_endpoints;
+    std::chrono::seconds tcp_peer_limit{30};
     TlsFiles tls;                                  // for tcp_endpoints
     std::optional<config::HostPort> http_address;  // of metrics and health; nullopt: none
     Clock::Duration drain_limit{};
@@ -92,7 +96,12 @@ class Server {
   Server(Services& services, const Options& options);
   absl::Status LockPaths();
   absl::Status StartGrpc();
-  absl::Status AcceptOn(const UnixEndpoint& door);
+  absl::Status StartAdmin(std::vector<Acceptor::Door>& doors);
+  absl::Status OpenUnixDoors(std::vector<Acceptor::Door>& doors);
+  absl::StatusOr<std::vector<Acceptor::Door>> OpenTcpDoors(grpc::ServerBuilder& builder);
+  absl::StatusOr<Acceptor::Door> UnixDoor(const UnixEndpoint& endpoint,
+                                          const std::unique_ptr<grpc::Server>& server);
+  void Tick();
   void EndSessions(Clock::Duration limit);
 
   Services& services_;
@@ -111,10 +120,15 @@ class Server {
   std::unique_ptr<WorkerService> worker_service_;
   std::unique_ptr<AdminService> admin_service_;
   std::unique_ptr<HealthService> health_service_;
+  AdminRefusal admin_refusal_;
+  std::unique_ptr<TenantRegistrar> registrar_;
+  // Workers and operators have servers of their own: calls of the ones do not delay the others, and
+  // neither can name a method of the other's service.
   std::unique_ptr<grpc::Server> grpc_;
-  // Accept connections for gRPC, until it shuts down.
-  std::vector<std::unique_ptr<UnixAcceptor>> acceptors_;
-  std::vector<int> tcp_ports_;
+  std::unique_ptr<grpc::Server> admin_grpc_;
+  std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> tcp_;
+  std::vector<std::uint16_t> tcp_ports_;
+  std::unique_ptr<Acceptor> acceptor_;  // for all addresses, until gRPC shuts down
   Mutex drain_mutex_;
   bool drained_ TESSERA_GUARDED_BY(drain_mutex_) = false;
 };

@@ -81,7 +81,7 @@ class Death : public testing::Test {
   void Start(const std::vector<std::string>& flags = {}) {
     daemon_ = DaemonProcess::Start({.flags = flags, .config_json = kTwoTenants});
     ASSERT_NE(daemon_, nullptr);
-    admin_ = v1::TesseraAdmin::NewStub(daemon_->Connect());
+    admin_ = v1::TesseraAdmin::NewStub(daemon_->ConnectAdmin());
   }
 
   v1::StatsResponse Stats() {

@@ -64,7 +64,7 @@ v1::StatsResponse StatsOf(const DaemonProcess& daemon) {
   context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(10));
   v1::StatsResponse stats;
   const grpc::Status status =
-      v1::TesseraAdmin::NewStub(daemon.Connect())->NodeStats(&context, {}, &stats);
+      v1::TesseraAdmin::NewStub(daemon.ConnectAdmin())->NodeStats(&context, {}, &stats);
   EXPECT_TRUE(status.ok()) << status.error_message();
   return stats;
 }

@@ -50,7 +50,7 @@ class Offload : public testing::Test {
     all.insert(all.end(), flags.begin(), flags.end());
     daemon_ = DaemonProcess::Start({.flags = all, .pool_bytes = "40MiB"});
     ASSERT_NE(daemon_, nullptr);
-    admin_ = v1::TesseraAdmin::NewStub(daemon_->Connect());
+    admin_ = v1::TesseraAdmin::NewStub(daemon_->ConnectAdmin());
   }
   std::unique_ptr<client::Worker> Attach(bool mapped = true) {
     auto worker = client::Worker::Attach(

@@ -96,7 +96,7 @@ class Soak {
                                      .pool_bytes = "64MiB",
                                      .config_json = kTenants});
     if (daemon_ == nullptr) return absl::UnavailableError("the daemon does not start");
-    admin_ = v1::TesseraAdmin::NewStub(daemon_->Connect());
+    admin_ = v1::TesseraAdmin::NewStub(daemon_->ConnectAdmin());
     counters_ = &MapCounters(daemon_->folder() + "/counters");
     if (absl::Status status = VisitEachTenant(); !status.ok()) return status;
     absl::StatusOr<Holdings> before = Look();

@@ -15,6 +15,7 @@
 
 #include "client/rpc/channel.h"
 #include "daemon/base/strings.h"
+#include "daemon/platform/unix_socket.h"
 #include "tests/fuzz/soak_counters.h"
 
 namespace tessera::fuzz {
@@ -56,7 +57,7 @@ int Live(const std::string& address, SoakCounters& counters, std::uint64_t seed)
     if (absl::IsResourceExhausted(status) || absl::IsUnavailable(status)) return 0;
     if (!status.ok()) return Fail(status, "");
   }
-  const auto channel = client::OpenChannel(address, std::nullopt, {});
+  const auto channel = client::OpenChannel(Concat(address, kAdminSuffix), std::nullopt, {});
   if (!channel.ok()) return Fail(channel.status(), "");
   const std::unique_ptr<v1::TesseraAdmin::Stub> admin = v1::TesseraAdmin::NewStub(*channel);
   Tally tally;

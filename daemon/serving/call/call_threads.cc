@@ -63,10 +63,17 @@ void CallThreads::Loop() {
 
 // False: it is time for the thread to end.
 bool CallThreads::WaitForWork() {
-  const Clock::TimePoint until = SystemClock().Now() + kIdle;
   ++idle_;
+  const Clock::TimePoint until = SystemClock().Now() + kIdle;
+  const bool kept = threads_ <= kKept;
   bool in_time = true;
-  while (queue_.empty() && !stopping_ && in_time) in_time = changed_.WaitUntil(mutex_, until);
+  while (queue_.empty() && !stopping_ && in_time) {
+    if (kept) {
+      changed_.Wait(mutex_);
+    } else {
+      in_time = changed_.WaitUntil(mutex_, until);
+    }
+  }
   --idle_;
   return !queue_.empty();
 }

@@ -12,7 +12,8 @@
 
 namespace tessera::serving {
 
-// Thread-safe. Threads start when calls need them and end when they have been idle for a while.
+// Thread-safe. Threads start when calls need them. All but a few end when they have been idle for a
+// while.
 class CallThreads {
  public:
   using Work = absl::AnyInvocable<void() &&>;
@@ -30,6 +31,7 @@ class CallThreads {
 
  private:
   static constexpr std::chrono::seconds kIdle{10};
+  static constexpr std::size_t kKept = 4;
 
   void Loop();
   bool WaitForWork() TESSERA_REQUIRES(mutex_);

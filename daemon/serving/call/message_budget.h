@@ -60,30 +60,42 @@ class MessageBudget {
   // RESOURCE_EXHAUSTED if the tenant would have more than it may.
   absl::StatusOr<Charge> Take(TenantId tenant, std::uint64_t bytes) {
     MutexLock lock(mutex_);
-    std::uint64_t& own = used_[tenant];
-    const std::uint64_t limit = std::max(part_, bytes_ / 2 - std::min(all_ - own, bytes_ / 2));
-    if (own + bytes > limit) {
-      return WithCause(
-          absl::ResourceExhaustedError(
-              Concat("messages of the tenant use ", own, " bytes, and this one needs ", bytes,
-                     "; the limit is ", limit, " now; send it again when other calls have ended")),
-          ErrorCause::kOverloaded);
-    }
-    own += bytes;
-    all_ += bytes;
-    return Charge(this, tenant, bytes);
+    if (MayHave(tenant, bytes)) return Use(tenant, bytes);
+    return WithCause(
+        absl::ResourceExhaustedError(Concat(
+            "messages of the tenant use ", used_[tenant], " bytes, and this one needs ", bytes,
+            "; the limit is ", LimitOf(tenant), " now; send it again when other calls have ended")),
+        ErrorCause::kOverloaded);
   }
   // For memory that is in use whatever the limit: the tenant gets nothing more until it is freed.
   Charge TakeAnyway(TenantId tenant, std::uint64_t bytes) {
     MutexLock lock(mutex_);
-    used_[tenant] += bytes;
-    all_ += bytes;
-    return Charge(this, tenant, bytes);
+    return Use(tenant, bytes);
+  }
+  // Changes what the tenant uses by now - before. False, and unchanged, if it may not have so much.
+  bool Adjust(TenantId tenant, std::uint64_t before, std::uint64_t now) {
+    MutexLock lock(mutex_);
+    if (now > before && !MayHave(tenant, now - before)) return false;
+    used_[tenant] += now - before;
+    all_ += now - before;
+    return true;
   }
 
  private:
   std::uint64_t PartOf(std::size_t tenants) const {
     return bytes_ / std::max<std::size_t>(1, tenants);
+  }
+  std::uint64_t LimitOf(TenantId tenant) TESSERA_REQUIRES(mutex_) {
+    const std::uint64_t others = all_ - used_[tenant];
+    return std::max(part_, bytes_ / 2 - std::min(others, bytes_ / 2));
+  }
+  bool MayHave(TenantId tenant, std::uint64_t bytes) TESSERA_REQUIRES(mutex_) {
+    return used_[tenant] + bytes <= LimitOf(tenant);
+  }
+  Charge Use(TenantId tenant, std::uint64_t bytes) TESSERA_REQUIRES(mutex_) {
+    used_[tenant] += bytes;
+    all_ += bytes;
+    return Charge(this, tenant, bytes);
   }
   void Free(TenantId tenant, std::uint64_t bytes) {
     MutexLock lock(mutex_);

@@ -35,7 +35,6 @@ struct Services {
   std::uint64_t max_message_bytes;
   std::uint64_t message_bytes = 256 << 20;  // of all messages at a time
   std::uint32_t compactor_threads = 1;
-  bool admin_over_tcp = false;
   std::atomic<bool> serving{false};  // all addresses are listened on
   std::atomic<bool> draining{false};
   std::atomic<bool> stopping{false};  // the drain limit has passed: long handlers must return

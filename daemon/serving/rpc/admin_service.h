@@ -57,13 +57,11 @@ class AdminService final : public v1::TesseraAdmin::Service {
                          v1::StatsResponse* response) override;
 
  private:
-  // PERMISSION_DENIED over TCP unless admin_over_tcp is set. On Unix sockets the file mode decides.
-  absl::Status Admit(const grpc::ServerContext& context) const;
   absl::StatusOr<std::shared_ptr<cache::Sequence>> Find(std::uint64_t id) const;
   // Runs `act` with the sequence's rows in the pool. Retries after memory was reclaimed.
   absl::Status WithRows(grpc::ServerContext& context, std::uint64_t id,
                         absl::FunctionRef<absl::Status(const cache::Residence&)> act) const;
-  // Admits, acts and measures.
+  // Acts and measures.
   template <typename Act>
   absl::Status Run(const char* method, const grpc::ServerContext& context, Act act);
   template <typename Act>

@@ -46,7 +46,7 @@ std::string Text(const grpc::ByteBuffer& buffer) {
 // Makes one call without generated code, as a generic gRPC tool would.
 std::string Call(const DaemonProcess& daemon, const std::string& method,
                  const std::string& request) {
-  grpc::GenericStub stub(daemon.Connect());
+  grpc::GenericStub stub(daemon.ConnectAdmin());
   grpc::ClientContext context;
   context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(10));
   grpc::CompletionQueue queue;
@@ -73,14 +73,13 @@ TEST(Operate, HealthServiceAnswers) {
   EXPECT_EQ(Call(*daemon, "/grpc.health.v1.Health/Check", ""), std::string("\x08\x01"));
 }
 
-TEST(Operate, ReflectionListsBothServices) {
+TEST(Operate, ReflectionListsTheServicesOfOperators) {
   const auto daemon = DaemonProcess::Start({});
   ASSERT_NE(daemon, nullptr);
   // ServerReflectionRequest{list_services: ""}
   const std::string services =
       Call(*daemon, "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
            std::string("\x3a\x00", 2));
-  EXPECT_THAT(services, HasSubstr("tessera.v1.Tessera"));
   EXPECT_THAT(services, HasSubstr("tessera.v1.TesseraAdmin"));
   EXPECT_THAT(services, HasSubstr("grpc.health.v1.Health"));
 }
@@ -96,19 +95,29 @@ TEST(Operate, SocketsHaveTheConfiguredMode) {
   }
 }
 
-TEST(Operate, AdminIsForTheUnixSocketAndTcpMapsNothing) {
+TEST(Operate, TheOperatorsSocketIsForTheDaemonsUser) {
+  const auto daemon = DaemonProcess::Start({.flags = {"--unix-socket-mode=0666"}});
+  ASSERT_NE(daemon, nullptr);
+  struct stat found {};
+  ASSERT_EQ(::stat((daemon->socket_path() + ".admin").c_str(), &found), 0);
+  EXPECT_EQ(found.st_mode & 0777, 0600u);
+}
+
+TEST(Operate, WorkersAddressesServeNoOperator) {
   const auto daemon = DaemonProcess::Start({.flags = {"--listen=127.0.0.1:0"}});
   ASSERT_NE(daemon, nullptr);
   std::smatch match;
   const std::string log = daemon->Log();
   ASSERT_TRUE(std::regex_search(log, match, std::regex("address=(127.0.0.1:[0-9]+)"))) << log;
   const auto channel = grpc::CreateChannel(match[1], grpc::InsecureChannelCredentials());
-  grpc::ClientContext context;
   v1::ListSessionsResponse sessions;
-  const grpc::Status status =
-      v1::TesseraAdmin::NewStub(channel)->ListSessions(&context, {}, &sessions);
-  EXPECT_EQ(status.error_code(), grpc::StatusCode::PERMISSION_DENIED);
-  EXPECT_THAT(status.error_message(), HasSubstr("admin_over_tcp"));
+  for (const auto& door : {channel, daemon->Connect()}) {
+    grpc::ClientContext context;
+    const grpc::Status status =
+        v1::TesseraAdmin::NewStub(door)->ListSessions(&context, {}, &sessions);
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::PERMISSION_DENIED);
+    EXPECT_THAT(status.error_message(), HasSubstr("admin_listen"));
+  }
   RawWorker worker(channel);
   ASSERT_TRUE(worker.Attach().ok());
   EXPECT_EQ(worker.welcome().descriptor_socket(), "");
@@ -149,7 +158,7 @@ TEST(Operate, DrainEndsWithTheLastSession) {
   ASSERT_NE(daemon, nullptr);
   RawWorker worker(daemon->Connect());
   ASSERT_TRUE(worker.Attach().ok());
-  auto admin = v1::TesseraAdmin::NewStub(daemon->Connect());
+  auto admin = v1::TesseraAdmin::NewStub(daemon->ConnectAdmin());
   grpc::ClientContext context;
   v1::DrainResponse drained;
   ASSERT_TRUE(admin->Drain(&context, {}, &drained).ok());
@@ -164,7 +173,7 @@ absl::Status Drain(const DaemonProcess& daemon, std::uint64_t limit_ms) {
   request.set_limit_ms(limit_ms);
   v1::DrainResponse drained;
   const grpc::Status status =
-      v1::TesseraAdmin::NewStub(daemon.Connect())->Drain(&context, request, &drained);
+      v1::TesseraAdmin::NewStub(daemon.ConnectAdmin())->Drain(&context, request, &drained);
   return status.ok() ? absl::OkStatus() : absl::UnknownError(status.error_message());
 }
 
@@ -242,7 +251,7 @@ TEST(Operate, AdminSeesSessionsAndEvictsSequences) {
   v1::CreateSequenceResponse created;
   ASSERT_TRUE(worker.CreateSequence(create, &created).ok());
 
-  auto admin = v1::TesseraAdmin::NewStub(daemon->Connect());
+  auto admin = v1::TesseraAdmin::NewStub(daemon->ConnectAdmin());
   grpc::ClientContext first;
   v1::ListSessionsResponse sessions;
   ASSERT_TRUE(admin->ListSessions(&first, {}, &sessions).ok());

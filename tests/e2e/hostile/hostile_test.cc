@@ -195,7 +195,7 @@ TEST_F(Hostile, AWorkerThatGoesWhileItIsGreetedLeavesNoSession) {
     context.TryCancel();
     EXPECT_EQ(stream->Finish().error_code(), grpc::StatusCode::CANCELLED);
   }
-  const auto admin = v1::TesseraAdmin::NewStub(channel);
+  const auto admin = v1::TesseraAdmin::NewStub(daemon_->ConnectAdmin());
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
   v1::ListSessionsResponse sessions;
   do {
@@ -232,7 +232,7 @@ TEST_F(Hostile, AFloodOfSessionsKeepsNoOtherTenantOut) {
   NewSequence(other, 40);
   flood.clear();
   // All of them are gone, and everything they held is released.
-  const auto admin = v1::TesseraAdmin::NewStub(daemon_->Connect());
+  const auto admin = v1::TesseraAdmin::NewStub(daemon_->ConnectAdmin());
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
   v1::StatsResponse stats;
   do {

@@ -68,7 +68,7 @@ class Reload : public testing::Test {
     grpc::ClientContext context;
     v1::ReloadResponse response;
     Answer answer;
-    answer.status = v1::TesseraAdmin::NewStub(daemon_->Connect())->Reload(&context, {}, &response);
+    answer.status = v1::TesseraAdmin::NewStub(daemon_->ConnectAdmin())->Reload(&context, {}, &response);
     answer.applied.assign(response.applied().begin(), response.applied().end());
     answer.needs_restart.assign(response.needs_restart().begin(), response.needs_restart().end());
     return answer;
@@ -86,7 +86,7 @@ class Reload : public testing::Test {
     grpc::ClientContext context;
     v1::StatsResponse stats;
     EXPECT_TRUE(
-        v1::TesseraAdmin::NewStub(daemon_->Connect())->NodeStats(&context, {}, &stats).ok());
+        v1::TesseraAdmin::NewStub(daemon_->ConnectAdmin())->NodeStats(&context, {}, &stats).ok());
     return stats;
   }
   double Metric(const std::string& name) const {
@@ -131,7 +131,7 @@ TEST_F(Reload, SighupAppliesAChangedLogLevel) {
   v1::EvictRequest request;
   request.set_sequence_id(4711);
   EXPECT_FALSE(
-      v1::TesseraAdmin::NewStub(daemon_->Connect())->Evict(&context, request, &response).ok());
+      v1::TesseraAdmin::NewStub(daemon_->ConnectAdmin())->Evict(&context, request, &response).ok());
   AwaitLog("debug call failed method=Evict");
 }
 

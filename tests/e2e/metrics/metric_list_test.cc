@@ -186,7 +186,7 @@ TEST_F(MetricList, ReadyUntilTheDrainBegins) {
   EXPECT_EQ(Value("tessera_ready"), 1);
   EXPECT_EQ(Value("tessera_draining"), 0);
   EXPECT_EQ(Value("tessera_device_healthy", "device=\"cpu\""), 1);
-  const auto admin = v1::TesseraAdmin::NewStub(daemon_->Connect());
+  const auto admin = v1::TesseraAdmin::NewStub(daemon_->ConnectAdmin());
   grpc::ClientContext context;
   v1::DrainResponse response;
   ASSERT_TRUE(admin->Drain(&context, {}, &response).ok());

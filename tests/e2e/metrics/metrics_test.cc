@@ -118,7 +118,7 @@ TEST_F(Work, CallsOfTheTwoServicesAreCountedApart) {
   request.set_sequence_id(NewSequence(5));
   v1::DescribeResponse response;
   ASSERT_TRUE(worker_->Describe(request, &response).ok());
-  const auto admin = v1::TesseraAdmin::NewStub(daemon_->Connect());
+  const auto admin = v1::TesseraAdmin::NewStub(daemon_->ConnectAdmin());
   for (int i = 0; i < 2; ++i) {
     grpc::ClientContext context;
     ASSERT_TRUE(admin->Describe(&context, request, &response).ok());

@@ -49,7 +49,7 @@ TEST_F(Tokens, AnOperatorDoesNothingThatAWorkerWouldHaveToKnow) {
   client::ModelGeometry geometry = shape_.Geometry();
   geometry.rope.theta = 10000;
   model_ = *mapped_->RegisterModel(geometry);
-  const auto admin = v1::TesseraAdmin::NewStub(daemon_->Connect());
+  const auto admin = v1::TesseraAdmin::NewStub(daemon_->ConnectAdmin());
   client::Sequence moved = NewSequence("dense");
   client::Sequence shown = NewSequence("h2o:heavy=8,recent=8");
   SyntheticSequence truth(shape_, random_.Bits());
@@ -250,7 +250,7 @@ TEST_F(Tokens, DraftsThatAreTakenBackHaveCostNothing) {
         v1::CompressResponse response;
         request.set_sequence_id(sequence->id().value());
         grpc::ClientContext context;
-        const auto admin = v1::TesseraAdmin::NewStub(daemon_->Connect());
+        const auto admin = v1::TesseraAdmin::NewStub(daemon_->ConnectAdmin());
         const grpc::Status status = admin->Compress(&context, request, &response);
         ASSERT_TRUE(status.ok()) << status.error_message();
       }
@@ -332,7 +332,7 @@ TEST_F(Tokens, ScoresWhileDecodingAreThoseOfAllQueries) {
 // A worker that computes attention elsewhere and does not observe its queries.
 TEST_F(Tokens, TokensWhoseQueriesAreMissingAreNotPassedOver) {
   Shape({.layers = 2, .query_heads = 2, .kv_heads = 1, .head_dim = 64});
-  const auto admin = v1::TesseraAdmin::NewStub(daemon_->Connect());
+  const auto admin = v1::TesseraAdmin::NewStub(daemon_->ConnectAdmin());
   for (const char* policy : {"h2o:heavy=20,recent=20", "tova:budget=40"}) {
     SCOPED_TRACE(policy);
     client::Sequence sequence = NewSequence(policy);

@@ -17,6 +17,9 @@
 #include <fstream>
 #include <sstream>
 
+#include "daemon/base/strings.h"
+#include "daemon/platform/unix_socket.h"
+
 namespace tessera::fakes {
 
 namespace {
@@ -100,14 +103,24 @@ DaemonProcess::~DaemonProcess() {
   if (owns_folder_) std::filesystem::remove_all(folder_, ignored);
 }
 
-std::shared_ptr<grpc::Channel> DaemonProcess::Connect() const {
+namespace {
+
+std::shared_ptr<grpc::Channel> ConnectTo(const std::string& address) {
   grpc::ChannelArguments arguments;
   arguments.SetInt("grpc.use_local_subchannel_pool", 1);
   arguments.SetInt("grpc.enable_http_proxy", 0);
   arguments.SetInt("grpc.initial_reconnect_backoff_ms", 20);
   arguments.SetInt("grpc.min_reconnect_backoff_ms", 20);
   arguments.SetInt("grpc.max_reconnect_backoff_ms", 100);
-  return grpc::CreateCustomChannel(address(), grpc::InsecureChannelCredentials(), arguments);
+  return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
+}
+
+}  // namespace
+
+std::shared_ptr<grpc::Channel> DaemonProcess::Connect() const { return ConnectTo(address()); }
+
+std::shared_ptr<grpc::Channel> DaemonProcess::ConnectAdmin() const {
+  return ConnectTo(Concat(address(), kAdminSuffix));
 }
 
 std::string DaemonProcess::Log() const { return ReadAll(log_); }

@@ -33,6 +33,8 @@ class DaemonProcess {
   std::string address() const { return "unix:" + socket_path(); }
   // A new connection that shares no channel with the rest of the process.
   std::shared_ptr<grpc::Channel> Connect() const;
+  // The same to the operator's socket.
+  std::shared_ptr<grpc::Channel> ConnectAdmin() const;
   // Everything that the daemon has written to stderr so far.
   std::string Log() const;
 

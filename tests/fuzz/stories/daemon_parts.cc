@@ -76,7 +76,6 @@ DaemonParts::DaemonParts(Options options)
   services_.device = &Cpu();
   services_.started = options.clock->Now();
   services_.max_message_bytes = 1 << 20;
-  services_.admin_over_tcp = true;
   absl::StatusOr<std::unique_ptr<serving::Watcher>> watcher =
       serving::Watcher::Create(services_, connections_);
   TESSERA_CHECK(watcher.ok(), watcher.status().ToString());

@@ -43,7 +43,7 @@ class Stories : public testing::TestWithParam<Setting> {
 TEST_P(Stories, ComeTrueAndLeaveNothingBehind) {
   daemon_ = DaemonProcess::Start({.flags = GetParam().flags, .pool_bytes = GetParam().pool_bytes});
   ASSERT_NE(daemon_, nullptr);
-  admin_ = v1::TesseraAdmin::NewStub(daemon_->Connect());
+  admin_ = v1::TesseraAdmin::NewStub(daemon_->ConnectAdmin());
   TestRandom random;
   Tally tally;
   Shelf shelf;

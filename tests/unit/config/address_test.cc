@@ -60,7 +60,7 @@ TEST(ListenAddress, UnixPathsHaveTheSystemsLimit) {
   const auto too_long = ParseListenAddress(Concat("unix:", std::string(kMaxUnixPath + 1, 'x')));
   ASSERT_FALSE(too_long.ok());
   EXPECT_THAT(std::string(too_long.status().message()),
-              HasSubstr("has 105 bytes; the limit is 104"));
+              HasSubstr("has 102 bytes; the limit is 101"));
 }
 
 TEST(ListenAddress, UnixPathsMayContainTheUuidOfTheDevice) {
@@ -77,13 +77,24 @@ TEST(ListenAddress, UnixPathsMayContainTheUuidOfTheDevice) {
   EXPECT_FALSE(ParseListenAddress("10.0.0.1:1")->needs_uuid());
 }
 
+TEST(ListenAddress, TheOperatorsSocketMayHaveItsSuffix) {
+  EXPECT_EQ(ParseAdminAddress("unix:/run/x.sock.admin")->ToString(), "unix:/run/x.sock.admin");
+  EXPECT_EQ(ParseAdminAddress("unix:///run/x")->ToString(), "unix:/run/x");
+  for (const char* text :
+       {"127.0.0.1:1", "unix:/run/x.lock", "unix:/run/x.fd", "unix:", "/run/x"}) {
+    EXPECT_TRUE(absl::IsInvalidArgument(ParseAdminAddress(text).status())) << text;
+  }
+  EXPECT_THAT(std::string(ParseListenAddress("unix:/run/x.sock.admin").status().message()),
+              HasSubstr("ends in .admin is reserved"));
+}
+
 TEST(ListenAddress, TheLimitHoldsForTheExpandedPath) {
   const std::string most(kMaxUnixPath - kDeviceUuidLength, 'x');
   EXPECT_TRUE(ParseListenAddress(Concat("unix:", most, "{uuid}")).ok());
   const auto too_long = ParseListenAddress(Concat("unix:x", most, "{uuid}"));
   ASSERT_FALSE(too_long.ok());
   EXPECT_THAT(std::string(too_long.status().message()),
-              HasSubstr("has 105 bytes; the limit is 104"));
+              HasSubstr("has 102 bytes; the limit is 101"));
 }
 
 TEST(ListenAddress, OtherPlaceholdersAreRefused) {

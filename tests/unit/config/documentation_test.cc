@@ -92,6 +92,7 @@ TEST(Documentation, CommentsNameTheLimits) {
       {"pin_limit_ms", kPinLimitMs},
       {"drain_limit_ms", kDrainLimitMs},
       {"slow_call_ms", kSlowCallMs},
+      {"tcp_peer_limit_ms", kTcpPeerLimitMs},
   };
   for (const auto& [field, range] : plain) {
     EXPECT_THAT(comments.at(field), HasSubstr(Concat("from ", range.min, " to ", range.max, ".")))

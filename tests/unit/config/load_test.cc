@@ -77,6 +77,7 @@ TEST_F(LoadConfigTest, WithoutArgumentsGivesTheDefaults) {
   const auto loaded = Load({});
   ASSERT_TRUE(loaded.ok()) << loaded.status();
   Config expected;
+  expected.admin_listen.unix_path = "/run/tessera/tesserad.sock.admin";
   expected.pool_bytes = 4 * kGiB;
   expected.tenants[0].soft_limit_bytes = 4 * kGiB;
   expected.tenants[0].hard_limit_bytes = 4 * kGiB;

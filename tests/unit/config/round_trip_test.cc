@@ -39,7 +39,8 @@ class Generator {
     config.unix_socket_mode = 0600 | static_cast<std::uint32_t>(In({0, 0177}));
     for (std::uint32_t i = 0; Coin(); ++i) config.unix_peers.uids.push_back(1000 + i);
     for (std::uint32_t i = 0; Coin(); ++i) config.unix_peers.gids.push_back(i);
-    config.admin_over_tcp = Coin();
+    config.tcp_peer_limit = std::chrono::milliseconds(In(kTcpPeerLimitMs));
+    config.admin_listen.unix_path = "/run/operators";  // else it is derived
     config.metrics_address = HostPort{.host = "::1", .port = Port()};
     if (Coin()) config.metrics_address.reset();
     config.device.kind = static_cast<DeviceChoice::Kind>(In({0, 2}));

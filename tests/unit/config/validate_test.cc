@@ -125,6 +125,7 @@ TEST(Validate, EveryRangeHoldsExactly) {
       {"pin_limit_ms", kPinLimitMs, Setter(&Config::pin_limit)},
       {"drain_limit_ms", kDrainLimitMs, Setter(&Config::drain_limit)},
       {"slow_call_ms", kSlowCallMs, Setter(&Config::slow_call)},
+      {"tcp_peer_limit_ms", kTcpPeerLimitMs, Setter(&Config::tcp_peer_limit)},
   };
   const DeviceMemory plenty = {.bytes = kTiB, .source = "the test"};
   for (const RangeRow& row : rows) {
@@ -268,8 +269,6 @@ TEST(Warnings, NameTheOpenDoor) {
   config.tls_certificate_file = "c";
   config.tls_key_file = "k";
   EXPECT_TRUE(Warnings(config).empty());
-  config.admin_over_tcp = true;
-  EXPECT_THAT(Warnings(config), testing::ElementsAre(HasSubstr("admin_over_tcp")));
   config.tls_client_ca_file = "a";
   EXPECT_TRUE(Warnings(config).empty());
   config.listen = {config.listen.front()};

@@ -1,0 +1,127 @@
+#include "daemon/serving/attach/acceptor.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "daemon/base/strings.h"
+#include "daemon/platform/tcp_socket.h"
+
+namespace tessera::serving {
+
+namespace {
+// Pause before the next attempt when descriptors have run out.
+constexpr int kAcceptPauseMs = 100;
+constexpr int kTickMs = 1000;
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Acceptor>> Acceptor::Start(Options options) {
+  absl::StatusOr<Event> stop = Event::Create();
+  if (!stop.ok()) return stop.status();
+  std::unique_ptr<Acceptor> acceptor(new Acceptor(std::move(options), *std::move(stop)));
+  acceptor->thread_ = std::thread([raw = acceptor.get()] { raw->Run(); });
+  return acceptor;
+}
+
+Acceptor::~Acceptor() {
+  stop_.Signal();
+  if (thread_.joinable()) thread_.join();
+}
+
+bool Acceptor::Wait(std::vector<bool>& awaited, bool for_newcomers) const {
+  std::vector<pollfd> watched = {{stop_.fd(), POLLIN, 0}};
+  if (for_newcomers) {
+    for (const Door& door : options_.doors) watched.push_back({door.listening.get(), POLLIN, 0});
+  }
+  const bool idle = GuardedSockets::OfProcess().empty();
+  (void)::poll(watched.data(), watched.size(),
+               !for_newcomers ? kAcceptPauseMs
+               : idle         ? -1
+                              : kTickMs);
+  awaited.assign(options_.doors.size(), false);
+  for (std::size_t i = 1; i < watched.size(); ++i) awaited[i - 1] = watched[i].revents != 0;
+  return watched[0].revents != 0;
+}
+
+void Acceptor::Run() {
+  bool short_of_descriptors = false;
+  std::vector<bool> awaited;
+  Clock::TimePoint ticked = options_.clock->Now();
+  while (!Wait(awaited, !short_of_descriptors)) {
+    short_of_descriptors = false;
+    for (std::size_t i = 0; i < awaited.size(); ++i) {
+      if (awaited[i] && !AcceptFrom(options_.doors[i])) short_of_descriptors = true;
+    }
+    if (options_.clock->Now() - ticked < std::chrono::milliseconds(kTickMs)) continue;
+    ticked = options_.clock->Now();
+    Tick();
+  }
+}
+
+void Acceptor::Tick() {
+  counts_ = GuardedSockets::OfProcess().Sweep(options_.clock->Now());
+  options_.tick();
+}
+
+bool Acceptor::AcceptFrom(const Door& door) {
+  Fd socket(::accept4(door.listening.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+  if (!socket.valid()) {
+    if (!IsShortage(errno)) return true;  // the peer has gone
+    refusals_->Log("connection not accepted", door.address, ErrnoStatus("accepting"));
+    return false;
+  }
+  absl::Status status;
+  if (door.peers != nullptr) status = CheckPeer(socket.get(), *door.peers->Get());
+  if (status.ok() && counts_.all >= options_.most_connections) {
+    Tick();  // some may be closed
+    if (counts_.all >= options_.most_connections) {
+      status = absl::ResourceExhaustedError(
+          Concat(counts_.all, " connections are open; the limit is ", options_.most_connections));
+    }
+  }
+  if (!status.ok()) {
+    refusals_->Log("connection refused", door.address, status);
+    return true;
+  }
+  Admit(door, std::move(socket));
+  return true;
+}
+
+void Acceptor::Admit(const Door& door, Fd socket) {
+  GuardedSockets& guarded = GuardedSockets::OfProcess();
+  if (!door.trusted && counts_.unknown >= kMostUnknown) {
+    counts_ = guarded.Sweep(options_.clock->Now());
+    if (counts_.unknown >= kMostUnknown) (void)guarded.CutOldestUnknown();
+  }
+  if (door.tcp) SetPeerLimit(socket.get(), options_.peer_limit);
+  guarded.Add(
+      socket.get(),
+      std::make_shared<GuardedConnection>(GuardedConnection::Options{
+          .limits = {},
+          .registrar = options_.registrar,
+          .clock = options_.clock,
+          .tls = door.tls,
+          .trusted = door.trusted,
+          .on_cut = [refusals = refusals_, address = door.address](const absl::Status& why) {
+            refusals->Log("connection cut", address, why);
+          }}));
+  ++counts_.all;
+  if (!door.trusted) ++counts_.unknown;
+  door.take(std::move(socket));
+}
+
+void Acceptor::Refusals::Log(std::string_view what, std::string_view address,
+                             const absl::Status& why) {
+  const std::optional<std::uint64_t> unsaid = lines_.Say(clock_.Now());
+  if (!unsaid.has_value()) return;
+  logger_.Log(LogLevel::kWarning, what,
+              {{"address", address},
+               {"error", AsStringView(why.message())},
+               {"like_this_before", *unsaid}});
+}
+
+}  // namespace tessera::serving
