@@ -33,8 +33,10 @@ absl::Status Check(const Flags& flags) {
   v1::HealthResponse health;
   const grpc::Status status = v1::TesseraHealth::NewStub(*channel)->Check(&context, {}, &health);
   if (!status.ok()) {
+    const std::string& why = status.error_message();
+    const std::string hint = client::TlsHint(*address, door.tls.has_value(), why);
     return absl::UnavailableError(
-        Concat("unhealthy: no answer from ", *address, ": ", status.error_message()));
+        Concat("unhealthy: no answer from ", *address, ": ", hint.empty() ? why : hint));
   }
   if (!health.hung().empty()) return absl::UnavailableError(Concat("unhealthy: ", health.hung()));
   if (flags.Has("ready") && !health.not_ready().empty()) {

@@ -23,7 +23,8 @@ std::chrono::system_clock::time_point Deadline(Clock::Duration timeout) {
 
 class GrpcAttachStream final : public AttachStream {
  public:
-  explicit GrpcAttachStream(v1::Tessera::Stub& stub) : stream_(stub.Attach(&context_)) {}
+  GrpcAttachStream(v1::Tessera::Stub& stub, std::string address, bool tls)
+      : address_(std::move(address)), tls_(tls), stream_(stub.Attach(&context_)) {}
 
   bool Write(const v1::AttachRequest& message) override {
     grpc::WriteOptions options;
@@ -33,10 +34,18 @@ class GrpcAttachStream final : public AttachStream {
   }
   bool Read(v1::AttachResponse& message) override { return stream_->Read(&message); }
   void FinishWriting() override { stream_->WritesDone(); }
-  absl::Status Finish() override { return FromGrpc(stream_->Finish()); }
+  absl::Status Finish() override {
+    const absl::Status status = FromGrpc(stream_->Finish());
+    if (!absl::IsUnavailable(status)) return status;
+    const std::string_view why = AsStringView(status.message());
+    const std::string hint = TlsHint(address_, tls_, why);
+    return hint.empty() ? status : absl::UnavailableError(Concat(why, "; ", hint));
+  }
   void Cancel() override { context_.TryCancel(); }
 
  private:
+  const std::string address_;
+  const bool tls_;
   grpc::ClientContext context_;
   const std::unique_ptr<grpc::ClientReaderWriter<v1::AttachRequest, v1::AttachResponse>> stream_;
 };
@@ -54,7 +63,8 @@ class GrpcTransport final : public Transport {
     arguments.SetMaxSendMessageSize(-1);
     absl::StatusOr<std::shared_ptr<grpc::Channel>> channel = OpenChannel(address, tls, arguments);
     if (!channel.ok()) return channel.status();
-    return std::unique_ptr<Transport>(new GrpcTransport(address, *std::move(channel)));
+    return std::unique_ptr<Transport>(
+        new GrpcTransport(address, tls.has_value(), *std::move(channel)));
   }
 
   absl::StatusOr<std::unique_ptr<AttachStream>> OpenAttach(Clock::Duration timeout) override {
@@ -68,7 +78,7 @@ class GrpcTransport final : public Transport {
                                              std::chrono::duration<double>(timeout).count(), " s"));
       }
     }
-    return std::make_unique<GrpcAttachStream>(*stub_);
+    return std::make_unique<GrpcAttachStream>(*stub_, address_, tls_);
   }
 
   absl::StatusOr<std::unique_ptr<DescriptorSource>> OpenDescriptors(
@@ -161,8 +171,11 @@ class GrpcTransport final : public Transport {
   }
 
  private:
-  GrpcTransport(const std::string& address, std::shared_ptr<grpc::Channel> channel)
-      : address_(address), channel_(std::move(channel)), stub_(v1::Tessera::NewStub(channel_)) {}
+  GrpcTransport(const std::string& address, bool tls, std::shared_ptr<grpc::Channel> channel)
+      : address_(address),
+        tls_(tls),
+        channel_(std::move(channel)),
+        stub_(v1::Tessera::NewStub(channel_)) {}
 
   template <typename Request, typename Response>
   using Method = grpc::Status (v1::Tessera::Stub::*)(grpc::ClientContext*, const Request&,
@@ -183,6 +196,7 @@ class GrpcTransport final : public Transport {
   }
 
   const std::string address_;
+  const bool tls_;
   const std::shared_ptr<grpc::Channel> channel_;
   const std::unique_ptr<v1::Tessera::Stub> stub_;
 };

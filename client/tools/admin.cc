@@ -26,11 +26,6 @@ absl::StatusOr<Response> Admin::Run(Call call, Timeout timeout) const {
                                               " did not answer within ", patience_.count(), " s"));
   }
   if (status.error_code() == grpc::StatusCode::UNAVAILABLE) {
-    const std::string hint = client::TlsHint(door_.address, door_.tls.has_value(), why);
-    if (!hint.empty()) {
-      return absl::UnavailableError(
-          Concat("no connection to the daemon at ", door_.address, ": ", hint));
-    }
     return absl::UnavailableError(
         Concat("no daemon answers at ", door_.address, " (", why,
                "). Is tesserad running? Use --address to name another daemon"));

@@ -13,7 +13,6 @@
 
 #include "client/bench/workload/synthetic.h"
 #include "client/rpc/channel.h"
-#include "client/tools/admin.h"
 #include "tessera/tessera.h"
 #include "tessera/worker.h"
 #include "tests/fakes/daemon/certificates.h"
@@ -125,30 +124,21 @@ TEST_F(Tls, TheNameInTheCertificateCounts) {
 }
 
 TEST_F(Tls, CallersMustShowACertificateWhereOneIsAskedFor) {
-  ASSERT_NO_FATAL_FAILURE(
-      Start(ca_.Issue("127.0.0.1"), {"--tls-client-ca-file=" + ca_file_, "--admin-over-tcp=true"}));
+  ASSERT_NO_FATAL_FAILURE(Start(ca_.Issue("127.0.0.1"), {"--tls-client-ca-file=" + ca_file_}));
   EXPECT_TRUE(absl::IsUnavailable(Attach(TlsOptions{.ca_file = ca_file_})));
   EXPECT_TRUE(absl::IsUnavailable(Attach(Caller(other_ca_.Issue("stranger")))));
   const TlsOptions known = Caller(ca_.Issue("worker"));
   const absl::Status attached = Attach(known);
   EXPECT_TRUE(attached.ok()) << attached;
-  // The operator's command, too.
-  auto admin = cli::Admin::At({.address = address_, .tls = known});
-  ASSERT_TRUE(admin.ok()) << admin.status();
-  const auto stats = admin->Stats();
-  EXPECT_TRUE(stats.ok()) << stats.status();
-  admin = cli::Admin::At({.address = address_, .tls = TlsOptions{.ca_file = ca_file_}});
-  ASSERT_TRUE(admin.ok()) << admin.status();
-  EXPECT_TRUE(absl::IsUnavailable(admin->Stats().status()));
 }
 
-// The operator's command says what to do, for every wrong use of TLS.
+// The worker learns what to do, for every wrong use of TLS.
 TEST_F(Tls, ErrorsSayWhatToDo) {
-  ASSERT_NO_FATAL_FAILURE(Start(ca_.Issue("node.example"), {"--admin-over-tcp=true"}));
+  ASSERT_NO_FATAL_FAILURE(Start(ca_.Issue("node.example")));
   const auto error = [](const std::string& address, const std::optional<TlsOptions>& tls) {
-    auto admin = cli::Admin::At({.address = address, .tls = tls});
-    EXPECT_TRUE(admin.ok()) << admin.status();
-    return admin.ok() ? std::string(admin->Stats().status().message()) : std::string();
+    const auto worker = client::Worker::Attach(
+        {.address = address, .tls = tls, .attach_timeout = std::chrono::seconds(5)});
+    return std::string(worker.status().message());
   };
   EXPECT_THAT(error(address_, std::nullopt), HasSubstr("it may speak TLS: give --tls-ca=FILE"));
   EXPECT_THAT(error(address_, TlsOptions{.ca_file = ca_file_}),
@@ -167,11 +157,8 @@ TEST_F(Tls, ErrorsSayWhatToDo) {
 }
 
 TEST_F(Tls, AMissingClientCertificateIsNamed) {
-  ASSERT_NO_FATAL_FAILURE(
-      Start(ca_.Issue("127.0.0.1"), {"--tls-client-ca-file=" + ca_file_, "--admin-over-tcp=true"}));
-  auto admin = cli::Admin::At({.address = address_, .tls = TlsOptions{.ca_file = ca_file_}});
-  ASSERT_TRUE(admin.ok()) << admin.status();
-  EXPECT_THAT(std::string(admin->Stats().status().message()),
+  ASSERT_NO_FATAL_FAILURE(Start(ca_.Issue("127.0.0.1"), {"--tls-client-ca-file=" + ca_file_}));
+  EXPECT_THAT(std::string(Attach(TlsOptions{.ca_file = ca_file_}).message()),
               HasSubstr("it may ask for a client certificate: give --tls-certificate"));
 }
 
