@@ -11,7 +11,7 @@ import types_of_values as t
 # Fields of the daemon's configuration that are not below `config`, and what sets them.
 SET_BY_CHART = {
     "listen": "socketDirectory, tcp",
-    "admin_over_tcp": "tcp.admin",
+    "admin_listen": "socketDirectory",
     "metrics_address": "metrics",
     "device": "device",
     "pool_bytes": "poolBytes",
@@ -128,7 +128,6 @@ def sections(config_values, config_type):
             Value("tcp.enabled", False, t.boolean(),
                   "Also serve workers over TCP. Needs TLS."),
             Value("tcp.port", 7400, t.integer(1, 65535), "Port of the first instance."),
-            Value("tcp.admin", False, t.boolean(), "Serve the admin service over TCP, too."),
             Value("tcp.from", [], t.fragments(),
                   "NetworkPolicy peers that may connect. Empty: pods of the release's namespace."),
             Value("tcp.tls.secretName", "", t.name(empty=True),

@@ -78,7 +78,6 @@ BY_TEMPLATE = {
         {"config": {"pressureLowPercent": 95}}, ["pressureLowPercent", "pressureHighPercent"]),
     "TCP without TLS": ({"tcp": {"enabled": True}}, ["tcp.enabled", "tcp.tls.secretName"]),
     "TLS without TCP": ({"tcp": {"tls": {"secretName": "s"}}}, ["tcp.tls", "tcp.enabled"]),
-    "administration over TCP without TCP": ({"tcp": {"admin": True}}, ["tcp.admin"]),
     "certificate without an issuer": (
         {"tcp": {"enabled": True, "tls": {"certManager": {"enabled": True}}}}, ["issuerRef.name"]),
     "ports that overlap": (
@@ -103,7 +102,7 @@ BY_TEMPLATE = {
     "directory that workers cannot search": (
         {"socketDirectory": {"mode": "0710"}}, ["socketDirectory.mode", "0750"]),
     "path that is too long": (
-        {"socketDirectory": {"path": "/run/" + "x" * 70}}, ["socketDirectory.path", "104"]),
+        {"socketDirectory": {"path": "/run/" + "x" * 70}}, ["socketDirectory.path", "101"]),
     "scraped twice": (
         {"metrics": {"podMonitor": True, "serviceMonitor": True}},
         ["metrics.podMonitor", "metrics.serviceMonitor"]),

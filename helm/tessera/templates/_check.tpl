@@ -83,8 +83,8 @@
 {{- fail (printf "socketDirectory.mode is %s: workers look for the socket of their device in the directory, so its group must be able to read and search it, as in 0750" $.Values.socketDirectory.mode) -}}
 {{- end -}}
 {{- $socket := index .listen 0 | trimPrefix "unix:" | replace "{uuid}" (repeat 40 "x") -}}
-{{- if gt (len $socket) 104 -}}
-{{- fail (printf "socketDirectory.path is %s: with the name of the socket that is %d bytes, the limit is 104; set a shorter path" $directory (len $socket)) -}}
+{{- if gt (len $socket) 101 -}}
+{{- fail (printf "socketDirectory.path is %s: with the name of the socket that is %d bytes, the limit is 101; set a shorter path" $directory (len $socket)) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -135,8 +135,6 @@
 {{- fail (printf "tcp.port %d and metrics.port %d overlap: each instance takes the next of both" (int64 $tcp.port) (int64 .root.Values.metrics.port)) -}}
 {{- end -}}
 {{- end -}}
-{{- else if $tcp.admin -}}
-{{- fail "tcp.admin needs tcp.enabled" -}}
 {{- else if or $tcp.tls.secretName $tcp.tls.certManager.enabled -}}
 {{- fail "tcp.tls needs tcp.enabled: Unix sockets use no TLS" -}}
 {{- end -}}

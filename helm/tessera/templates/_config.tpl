@@ -2,7 +2,8 @@
 {{- define "tessera.config" -}}
 {{- $values := .root.Values -}}
 {{- $one := .instance -}}
-{{- $file := dict "listen" $one.listen "device" $one.device -}}
+{{- $admin := printf "%s.admin" (index $one.listen 0) -}}
+{{- $file := dict "listen" $one.listen "admin_listen" $admin "device" $one.device -}}
 {{- range list "poolBytes" "hostTierBytes" "rawCopyBytes" -}}
 {{- $_ := set $file (snakecase .) (get $one .) -}}
 {{- end -}}
@@ -16,7 +17,6 @@
 {{- end -}}
 {{- $_ := set $file "metrics_address" (ternary (printf "%s:%d" $values.bindAddress (int64 $one.metricsPort)) "" $values.metrics.enabled) -}}
 {{- if $values.tcp.enabled -}}
-{{- $_ := set $file "admin_over_tcp" $values.tcp.admin -}}
 {{- $_ := set $file "tls_certificate_file" "/etc/tessera/tls/tls.crt" -}}
 {{- $_ := set $file "tls_key_file" "/etc/tessera/tls/tls.key" -}}
 {{- if $values.tcp.tls.clientCa -}}
