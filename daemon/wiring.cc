@@ -43,6 +43,7 @@
 #include "daemon/residency/offload_idle.h"
 #include "daemon/residency/pressure.h"
 #include "daemon/residency/reduce_channels.h"
+#include "daemon/serving/library_logs.h"
 #include "daemon/serving/server.h"
 #include "daemon/serving/tls.h"
 #include "kernels/dispatch/implementation.h"
@@ -105,6 +106,7 @@ serving::Server::Options ServerOptions(const config::Config& config) {
   }
   options.admin_path = config.admin_listen.unix_path;
   options.tcp_peer_limit = std::chrono::duration_cast<std::chrono::seconds>(config.tcp_peer_limit);
+  options.max_sessions = config.max_sessions;
   options.http_address = config.metrics_address;
   options.unix_peers = config.unix_peers;
   options.tls = lifecycle::TlsFilesOf(config);
@@ -143,6 +145,7 @@ int Serve(const config::Invocation& invocation, const Source& source, device::Fi
   }
   logger.Log(LogLevel::kInfo, "limits", {{"descriptors", RaiseFdLimit()}});
   const SystemClock clock;
+  const serving::LibraryLogs library_logs(logger, clock);
   Heartbeats heartbeats(clock);
   Published<config::Config> running(config);
   serving::CallLog call_log(logger, clock, config.slow_call);

@@ -59,8 +59,11 @@ bool EventBudget::Spend(Clock::TimePoint now) {
 }
 
 void FrameGuard::Release() {
-  if (charged_ != 0) (void)registrar_.Charge(tenant_, charged_, 0);
+  if (!known()) return;
+  (void)registrar_.Charge(tenant_, charged_, 0);
   charged_ = 0;
+  registrar_.Left(tenant_);
+  tenant_ = TenantId();
 }
 
 absl::Status FrameGuard::Take(std::span<const std::uint8_t> bytes, Clock::TimePoint now) {
@@ -204,12 +207,22 @@ absl::Status FrameGuard::TakeUnknown(Stream& stream, std::span<const std::uint8_
   const bool whole = filled == stream.length;
   const bool has_key = before < kKeyBytes && filled >= kKeyBytes;
   const bool has_hello = whole || (before < kHelloBytes && filled == kHelloBytes);
-  if (has_key || has_hello) tenant_ = registrar_.Recognise(stream.begin);
+  if (has_key || has_hello) {
+    if (absl::Status status = Recognise(stream.begin); !status.ok()) return status;
+  }
   if (known() || !has_hello || stream.length <= limits_.unknown_message_bytes) {
     return absl::OkStatus();
   }
   return TooMany("bytes in a message without a session", stream.length,
                  limits_.unknown_message_bytes);
+}
+
+absl::Status FrameGuard::Recognise(std::string_view begin) {
+  const TenantId tenant = registrar_.Recognise(begin);
+  if (!tenant.valid()) return absl::OkStatus();
+  if (absl::Status status = registrar_.Joined(tenant); !status.ok()) return status;
+  tenant_ = tenant;
+  return absl::OkStatus();
 }
 
 void FrameGuard::EndFrame() {

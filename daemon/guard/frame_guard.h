@@ -26,6 +26,10 @@ class Registrar {
   // The tenant whose session key or token (of Hello) is at the beginning of a message, which may be
   // cut off anywhere; an invalid id if there is none.
   virtual TenantId Recognise(std::string_view begin) = 0;
+  // A connection turns out to be of this tenant. RESOURCE_EXHAUSTED if it has too many; else Left
+  // is called when it is closed.
+  virtual absl::Status Joined(TenantId tenant) = 0;
+  virtual void Left(TenantId tenant) = 0;
   // A tenant's unfinished messages use `now` bytes instead of `before`. False: it may not have so
   // many; nothing has changed then.
   virtual bool Charge(TenantId tenant, std::uint64_t before, std::uint64_t now) = 0;
@@ -73,7 +77,7 @@ class FrameGuard {
   // connection must be cut.
   absl::Status Take(std::span<const std::uint8_t> bytes, Clock::TimePoint now);
 
-  // Gives back what is charged. The registrar is not used any more, unless bytes arrive.
+  // The connection is closed: gives back what it has. Take must not be called any more.
   void Release();
 
   // Whether the peer has shown a token or a session key.
@@ -103,6 +107,7 @@ class FrameGuard {
   absl::Status TakePayload(std::span<const std::uint8_t> bytes);
   absl::Status TakeMessageBytes(Stream& stream, std::span<const std::uint8_t> bytes);
   absl::Status BeginMessage(const Stream& stream) const;
+  absl::Status Recognise(std::string_view begin);
   absl::Status TakeUnknown(Stream& stream, std::span<const std::uint8_t> bytes);
   void EndFrame();
   Stream* Find(std::uint32_t id);

@@ -155,9 +155,11 @@ absl::Status Server::StartGrpc() {
                     .connections = &connections_,
                     .descriptor_socket = descriptor_socket,
                     .aside = RunOnThread,
-                    .rpc = &services_.metrics->Rpc(kWorkerServiceName, "Attach")});
+                    .rpc = &services_.metrics->Rpc(kWorkerServiceName, "Attach"),
+                    .ungreeted = &ungreeted_});
   health_service_ = std::make_unique<HealthService>(services_);
-  registrar_ = std::make_unique<TenantRegistrar>(*services_.node, worker_service_->messages());
+  registrar_ = std::make_unique<TenantRegistrar>(*services_.node, worker_service_->messages(),
+                                                 options_.max_sessions);
 
   grpc::EnableDefaultHealthCheckService(true);
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
@@ -180,7 +182,7 @@ absl::Status Server::StartGrpc() {
                        .clock = services_.clock,
                        .peer_limit = options_.tcp_peer_limit,
                        .most_connections = MostConnections(),
-                       .tick = [this] { Tick(); }});
+                       .tick = [this] { return Tick(); }});
   if (!acceptor.ok()) return acceptor.status();
   acceptor_ = *std::move(acceptor);
   return absl::OkStatus();
@@ -270,7 +272,14 @@ absl::StatusOr<std::vector<Acceptor::Door>> Server::OpenTcpDoors(grpc::ServerBui
   return doors;
 }
 
-void Server::Tick() { (void)worker_service_->GiveUpUnread(services_.clock->Now()); }
+// About once a second while there are connections. Returns whether anything is left to do.
+bool Server::Tick() {
+  const Clock::TimePoint now = services_.clock->Now();
+  ungreeted_.GiveUp(now);
+  worker_service_->unread().GiveUp(now);
+  heap_.Trim();
+  return !ungreeted_.empty() || !worker_service_->unread().empty();
+}
 
 std::vector<std::string> Server::addresses() const {
   std::vector<std::string> addresses;

@@ -16,8 +16,10 @@
 #include "daemon/base/published.h"
 #include "daemon/base/strings.h"
 #include "daemon/config/address.h"
+#include "daemon/guard/guarded_sockets.h"
 #include "daemon/http/server.h"
 #include "daemon/metrics/process.h"
+#include "daemon/platform/heap.h"
 #include "daemon/platform/lock_file.h"
 #include "daemon/platform/peer_rules.h"
 #include "daemon/platform/unix_socket.h"
@@ -48,6 +50,7 @@ class Server {
     std::string admin_path;  // Unix socket of the operator's service; empty: none
     std::vector<config::HostPort> tcp_endpoints;
     std::chrono::seconds tcp_peer_limit{30};
+    std::uint32_t max_sessions = 64;               // of all tenants; connections are limited by it
     TlsFiles tls;                                  // for tcp_endpoints
     std::optional<config::HostPort> http_address;  // of metrics and health; nullopt: none
     Clock::Duration drain_limit{};
@@ -101,7 +104,7 @@ class Server {
   absl::StatusOr<std::vector<Acceptor::Door>> OpenTcpDoors(grpc::ServerBuilder& builder);
   absl::StatusOr<Acceptor::Door> UnixDoor(const UnixEndpoint& endpoint,
                                           const std::unique_ptr<grpc::Server>& server);
-  void Tick();
+  bool Tick();
   void EndSessions(Clock::Duration limit);
 
   Services& services_;
@@ -121,6 +124,8 @@ class Server {
   std::unique_ptr<AdminService> admin_service_;
   std::unique_ptr<HealthService> health_service_;
   AdminRefusal admin_refusal_;
+  CallDeadlines ungreeted_{GuardedSockets::kUnknownLimit};
+  HeapTrimmer heap_;  // for the acceptor's thread
   std::unique_ptr<TenantRegistrar> registrar_;
   // Workers and operators have servers of their own: calls of the ones do not delay the others, and
   // neither can name a method of the other's service.

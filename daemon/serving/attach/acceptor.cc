@@ -37,7 +37,7 @@ bool Acceptor::Wait(std::vector<bool>& awaited, bool for_newcomers) const {
   if (for_newcomers) {
     for (const Door& door : options_.doors) watched.push_back({door.listening.get(), POLLIN, 0});
   }
-  const bool idle = GuardedSockets::OfProcess().empty();
+  const bool idle = !ticking_;
   (void)::poll(watched.data(), watched.size(),
                !for_newcomers ? kAcceptPauseMs
                : idle         ? -1
@@ -64,7 +64,7 @@ void Acceptor::Run() {
 
 void Acceptor::Tick() {
   counts_ = GuardedSockets::OfProcess().Sweep(options_.clock->Now());
-  options_.tick();
+  ticking_ = options_.tick() || counts_.all != 0;
 }
 
 bool Acceptor::AcceptFrom(const Door& door) {
@@ -110,6 +110,7 @@ void Acceptor::Admit(const Door& door, Fd socket) {
             refusals->Log("connection cut", address, why);
           }}));
   ++counts_.all;
+  ticking_ = true;
   if (!door.trusted) ++counts_.unknown;
   door.take(std::move(socket));
 }

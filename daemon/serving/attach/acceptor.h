@@ -45,7 +45,8 @@ class Acceptor {
     const Clock* clock;
     std::chrono::seconds peer_limit;  // of TCP connections (SetPeerLimit)
     std::size_t most_connections;     // of all doors
-    std::function<void()> tick;       // about once a second while there are connections
+    // Called about once a second while there are connections, or while it returns true.
+    std::function<bool()> tick;
   };
   // Most connections without a session.
   static constexpr std::size_t kMostUnknown = 256;
@@ -81,6 +82,7 @@ class Acceptor {
   const Event stop_;
   const std::shared_ptr<Refusals> refusals_ = std::make_shared<Refusals>(options_);
   GuardedSockets::Counts counts_;
+  bool ticking_ = false;
   std::thread thread_;
 };
 

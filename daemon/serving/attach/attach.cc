@@ -82,6 +82,7 @@ class Reactor final : public grpc::ServerBidiReactor<v1::AttachRequest, v1::Atta
  public:
   Reactor(const AttachContext& door, grpc::CallbackServerContext* context)
       : door_(door), context_(context), begun_(door.services->clock->Now()) {
+    if (door_.ungreeted != nullptr) door_.ungreeted->Add(*context_, begun_);
     StartRead(&request_);
   }
 
@@ -101,6 +102,7 @@ class Reactor final : public grpc::ServerBidiReactor<v1::AttachRequest, v1::Atta
     v1::AttachResponse welcome;
     const absl::Status status = Handle(welcome);
     CountGreeting(status.code());
+    HasGreeted();
     if (!status.ok()) return Finished(metrics::SessionEnd::kRefused, status);
     // Read first: gRPC drops a message that arrives with the end of the stream, unless a read waits
     // for it. That message may be Leave.
@@ -134,6 +136,7 @@ class Reactor final : public grpc::ServerBidiReactor<v1::AttachRequest, v1::Atta
 
   void OnDone() override {
     link_->Sever();
+    HasGreeted();
     delete this;
   }
 
@@ -250,6 +253,10 @@ class Reactor final : public grpc::ServerBidiReactor<v1::AttachRequest, v1::Atta
       return absl::FailedPreconditionError("the first message of Attach must be Hello");
     }
     return absl::InvalidArgumentError("this daemon does not know this kind of Attach message");
+  }
+
+  void HasGreeted() {
+    if (door_.ungreeted != nullptr) door_.ungreeted->Remove(*context_);
   }
 
   // Counts the stream's first message, and only that one. For the reading callbacks.

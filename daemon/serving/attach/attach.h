@@ -7,6 +7,7 @@
 #include <string>
 
 #include "daemon/serving/attach/connections.h"
+#include "daemon/serving/call/call_deadlines.h"
 #include "daemon/serving/call/services.h"
 #include "tessera/v1/tessera.pb.h"
 
@@ -19,7 +20,8 @@ struct AttachContext {
   std::string descriptor_socket;  // path for Welcome; empty: no Unix socket is served
   // Runs work that may wait for memory on another thread: all tenants' streams share few threads.
   std::function<void(std::function<void()>)> aside;
-  metrics::RpcMethod* rpc;  // counts the answers to Hello
+  metrics::RpcMethod* rpc;             // counts the answers to Hello
+  CallDeadlines* ungreeted = nullptr;  // streams that have not said Hello
 };
 
 // Creates the reactor of one stream, which deletes itself when the stream is done.

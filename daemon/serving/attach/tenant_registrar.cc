@@ -3,12 +3,13 @@
 #include <google/protobuf/io/coded_stream.h>
 #include <google/protobuf/wire_format_lite.h>
 
+#include <algorithm>
 #include <cstdint>
-#include <limits>
 #include <optional>
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "daemon/base/strings.h"
 #include "daemon/serving/call/caller.h"
 #include "tessera/v1/tessera.pb.h"
 
@@ -54,6 +55,28 @@ std::string TokenOf(std::string_view hello) {
 }
 
 }  // namespace
+
+// As for calls: once half of the connections are open, no tenant gets more than its part.
+absl::Status TenantRegistrar::Joined(TenantId tenant) {
+  const auto tenants = static_cast<std::uint32_t>(node_.tenants().size());
+  MutexLock lock(mutex_);
+  std::uint32_t& own = connections_[tenant];
+  const std::uint32_t part = std::max(kPerSession, most_ / std::max(1u, tenants));
+  if (own >= part && all_ >= most_ / 2) {
+    return absl::ResourceExhaustedError(Concat("the tenant has ", own,
+                                               " connections; the limit is ", part, " while ",
+                                               most_ / 2, " or more of all tenants are open"));
+  }
+  ++own;
+  ++all_;
+  return absl::OkStatus();
+}
+
+void TenantRegistrar::Left(TenantId tenant) {
+  MutexLock lock(mutex_);
+  --connections_[tenant];
+  --all_;
+}
 
 TenantId TenantRegistrar::Recognise(std::string_view begin) {
   static_assert(v1::AttachRequest::kHelloFieldNumber == 1);

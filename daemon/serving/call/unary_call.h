@@ -16,12 +16,12 @@
 
 #include "absl/status/status.h"
 #include "daemon/metrics/metrics.h"
+#include "daemon/serving/call/call_deadlines.h"
 #include "daemon/serving/call/call_threads.h"
 #include "daemon/serving/call/caller.h"
 #include "daemon/serving/call/calls.h"
 #include "daemon/serving/call/message_budget.h"
 #include "daemon/serving/call/services.h"
-#include "daemon/serving/call/unread_answers.h"
 
 namespace tessera::serving {
 
@@ -30,7 +30,7 @@ struct CallHost {
   Services* services;
   Calls* calls;
   MessageBudget* messages;
-  UnreadAnswers* unread;
+  CallDeadlines* unread;
   CallThreads* threads;
 };
 

@@ -3,13 +3,17 @@
 #pragma once
 
 #include <algorithm>
+#include <chrono>
 #include <functional>
 #include <optional>
 #include <string_view>
 #include <thread>
 
+#include "daemon/base/check.h"
+#include "daemon/guard/guarded_sockets.h"
 #include "daemon/serving/attach/attach.h"
 #include "daemon/serving/call/admission.h"
+#include "daemon/serving/call/call_deadlines.h"
 #include "daemon/serving/call/call_threads.h"
 #include "daemon/serving/call/caller.h"
 #include "daemon/serving/call/calls.h"
@@ -19,7 +23,6 @@
 #include "daemon/serving/call/services.h"
 #include "daemon/serving/call/status.h"
 #include "daemon/serving/call/unary_call.h"
-#include "daemon/serving/call/unread_answers.h"
 #include "daemon/serving/rpc/match.h"
 #include "tessera/v1/tessera.grpc.pb.h"
 
@@ -72,6 +75,8 @@ class WorkerService final : public WorkerServiceBase {
 
   grpc::ServerBidiReactor<v1::AttachRequest, v1::AttachResponse>* Attach(
       grpc::CallbackServerContext* context) override {
+    // A gRPC that reads in another way would pass every connection unguarded.
+    TESSERA_CHECK(GuardedSockets::OfProcess().bytes_seen() > 0, "this gRPC's reads are guarded");
     return NewAttachReactor(door_, context);
   }
   grpc::ServerUnaryReactor* Match(grpc::CallbackServerContext* context,
@@ -85,8 +90,8 @@ class WorkerService final : public WorkerServiceBase {
     return NewMatchReactor(services_, match_, *request, *response);
   }
 
-  // Cancels calls whose answers nobody has taken for a while.
-  std::size_t GiveUpUnread(Clock::TimePoint now) { return unread_.GiveUp(now); }
+  // Calls whose answers are on their way.
+  CallDeadlines& unread() { return unread_; }
   MessageBudget& messages() { return messages_; }
 
   // Adapts the tenants' shares of calls after a reload.
@@ -119,6 +124,7 @@ class WorkerService final : public WorkerServiceBase {
   metrics::RpcMethod& method_##Method##_ = services_.metrics->Rpc(kWorkerServiceName, #Method);
 
  private:
+  static constexpr std::chrono::seconds kUnreadPatience{30};
   static constexpr std::uint32_t kWaitingAttention = 64;  // of all tenants
   static constexpr std::uint32_t kWaitingCompression = 16;
   static std::uint32_t Cores() { return std::max(1u, std::thread::hardware_concurrency()); }
@@ -142,7 +148,7 @@ class WorkerService final : public WorkerServiceBase {
   Admission compression_;
   Calls calls_;
   MessageBudget messages_;
-  UnreadAnswers unread_;
+  CallDeadlines unread_{kUnreadPatience};
   CallThreads threads_;
   metrics::RpcMethod& match_ = services_.metrics->Rpc(kWorkerServiceName, "Match");
 
