@@ -182,6 +182,18 @@ class LoadedCuda final : public CudaCalls {
     return Answer(driver_.set_access(address, bytes, &description, 1));
   }
 
+  CudaResult Clear(int device, DeviceAddress address, std::uint64_t bytes) override {
+    if (CudaResult result = Answer(cudaSetDevice(device)); !result.ok()) return result;
+    // A stream of its own: the default one would wait for the kernels of all others.
+    cudaStream_t stream = nullptr;
+    CudaResult result = Answer(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    if (!result.ok()) return result;
+    result = Answer(cudaMemsetAsync(reinterpret_cast<void*>(address), 0, bytes, stream));
+    if (result.ok()) result = Answer(cudaStreamSynchronize(stream));
+    (void)cudaStreamDestroy(stream);
+    return result;
+  }
+
   CudaResult Allocate(int device, std::uint64_t bytes, DeviceAddress* address) override {
     if (CudaResult result = Answer(cudaSetDevice(device)); !result.ok()) return result;
     void* allocated = nullptr;

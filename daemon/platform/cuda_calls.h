@@ -57,6 +57,8 @@ class CudaCalls {
   virtual CudaResult Unmap(DeviceAddress address, std::uint64_t bytes) = 0;
   virtual CudaResult SetAccess(int device, DeviceAddress address, std::uint64_t bytes,
                                Access access) = 0;
+  // Writes zeros, and waits until they are written.
+  virtual CudaResult Clear(int device, DeviceAddress address, std::uint64_t bytes) = 0;
 
   // Whole allocations, shared by CUDA IPC. An importer always gets read-write access.
   virtual CudaResult Allocate(int device, std::uint64_t bytes, DeviceAddress* address) = 0;

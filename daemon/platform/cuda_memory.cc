@@ -158,6 +158,13 @@ absl::Status CudaMemory::MapInto(CudaRange& range, std::uint64_t offset, std::ui
   return absl::OkStatus();
 }
 
+// The driver does not promise that new memory is empty: another tenant's rows may be in it.
+absl::Status CudaMemory::Clear() {
+  const CudaResult result = calls_->Clear(device_, address_, bytes_);
+  return result.ok() ? absl::OkStatus()
+                     : CudaStatus(result, Concat("clearing ", At(device_, bytes_)));
+}
+
 absl::StatusOr<CudaMemory> CudaMemory::Create(CudaRange& range, std::uint64_t offset,
                                               std::uint64_t bytes) {
   if (absl::Status status = CheckPlace(range, offset, bytes); !status.ok()) return status;
@@ -182,6 +189,7 @@ absl::StatusOr<CudaMemory> CudaMemory::Create(CudaRange& range, std::uint64_t of
       !status.ok()) {
     return status;
   }
+  if (absl::Status status = memory.Clear(); !status.ok()) return status;
   return memory;
 }
 
@@ -199,6 +207,7 @@ absl::StatusOr<CudaMemory> CudaMemory::CreateUnmapped(CudaCalls& calls, int devi
   if (!result.ok()) {
     return CudaStatus(result, Concat("exporting ", At(device, bytes), " by CUDA IPC"));
   }
+  if (absl::Status status = memory.Clear(); !status.ok()) return status;
   return memory;
 }
 

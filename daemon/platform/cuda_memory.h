@@ -85,10 +85,12 @@ class CudaMemory {
   CudaMemory& operator=(const CudaMemory&) = delete;
   ~CudaMemory() { Reset(); }
 
-  // Allocates memory, maps it read-write at `offset` of the range, and exports a descriptor (fd()).
+  // Allocates memory, maps it read-write at `offset` of the range, exports a descriptor (fd()), and
+  // clears the memory.
   static absl::StatusOr<CudaMemory> Create(CudaRange& range, std::uint64_t offset,
                                            std::uint64_t bytes);
-  // Allocates memory at an address chosen by the driver, and exports an IPC handle (ipc_handle()).
+  // Allocates memory at an address chosen by the driver, exports an IPC handle (ipc_handle()), and
+  // clears the memory.
   static absl::StatusOr<CudaMemory> CreateUnmapped(CudaCalls& calls, int device,
                                                    std::uint64_t bytes);
 
@@ -108,6 +110,7 @@ class CudaMemory {
  private:
   enum class Kind : std::uint8_t { kNone, kMapped, kAllocated, kImportedIpc };
   absl::Status MapInto(CudaRange& range, std::uint64_t offset, std::uint64_t bytes, Access access);
+  absl::Status Clear();
   void Swap(CudaMemory& other) noexcept;
 
   Kind kind_ = Kind::kNone;

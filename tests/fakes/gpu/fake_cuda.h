@@ -92,6 +92,11 @@ class FakeCuda final : public CudaCalls {
     mappings_[address] = access == Access::kReadOnly ? "read-only" : "read-write";
     return {};
   }
+  CudaResult Clear(int, DeviceAddress address, std::uint64_t) override {
+    if (CudaResult result = Enter("Clear"); !result.ok()) return result;
+    const bool writable = AccessAt(address) == "read-write" || Has(allocations_, address);
+    return writable ? CudaResult{} : Broken("clearing what is not writable");
+  }
   CudaResult Allocate(int, std::uint64_t, DeviceAddress* address) override {
     return Add("Allocate", allocations_, address);
   }

@@ -47,6 +47,8 @@ class SharedGpu final : public CudaCalls {
   CudaResult Unmap(DeviceAddress address, std::uint64_t bytes) override;
   CudaResult SetAccess(int device, DeviceAddress address, std::uint64_t bytes,
                        Access access) override;
+  // New memory is a new file, which has zeros.
+  CudaResult Clear(int, DeviceAddress, std::uint64_t) override { return {}; }
   CudaResult Allocate(int device, std::uint64_t bytes, DeviceAddress* address) override;
   CudaResult Free(int device, DeviceAddress address) override;
   CudaResult ExportIpc(int device, DeviceAddress address, CudaIpcHandle* handle) override;

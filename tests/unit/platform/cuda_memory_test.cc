@@ -55,8 +55,8 @@ TEST(CudaMemory, OwnedMemoryIsUnmappedThenReleasedThenItsAddressesFreed) {
     EXPECT_EQ(cuda.AccessAt(memory->address()), "read-write");
     EXPECT_EQ(::fcntl(memory->fd(), F_GETFD) & FD_CLOEXEC, FD_CLOEXEC);
   }
-  EXPECT_THAT(cuda.calls, ElementsAre("Reserve", "Create", "ExportFd", "Map", "SetAccess", "Unmap",
-                                      "Release", "FreeReservation"));
+  EXPECT_THAT(cuda.calls, ElementsAre("Reserve", "Create", "ExportFd", "Map", "SetAccess", "Clear",
+                                      "Unmap", "Release", "FreeReservation"));
   EXPECT_EQ(cuda.broken, "");
 }
 
