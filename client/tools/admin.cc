@@ -35,7 +35,8 @@ absl::StatusOr<Response> Admin::Run(Call call, Timeout timeout) const {
 
 namespace {
 
-// The operator's socket of the daemon at a worker's address.
+// The operator's socket of the daemon at a worker's address, or that socket itself, which may have
+// any name.
 absl::StatusOr<std::string> AdminAddressOf(const Door& door) {
   absl::StatusOr<std::string> address = AddressOf(door);
   if (!address.ok()) return address.status();
@@ -44,11 +45,18 @@ absl::StatusOr<std::string> AdminAddressOf(const Door& door) {
         Concat("operators' calls go to a daemon's Unix socket, on its node; ", *address,
                " is a TCP address. Give --address=unix:PATH"));
   }
-  if (!address->ends_with(kAdminSuffix)) Append(*address, kAdminSuffix);
-  const std::string path = address->substr(address->find_first_not_of(':', address->find(':')));
-  if (::access(path.c_str(), F_OK) == 0 && ::access(path.c_str(), W_OK) != 0) {
+  const auto may = [](const std::string& unix_address, int how) {
+    const std::string path =
+        unix_address.substr(unix_address.find_first_not_of(':', unix_address.find(':')));
+    return ::access(path.c_str(), how) == 0;
+  };
+  const std::string beside = Concat(*address, kAdminSuffix);
+  if (!address->ends_with(kAdminSuffix) && (may(beside, F_OK) || !may(*address, F_OK))) {
+    address = beside;
+  }
+  if (may(*address, F_OK) && !may(*address, W_OK)) {
     return absl::PermissionDeniedError(
-        Concat("user ", ::geteuid(), " may not use ", path,
+        Concat("user ", ::geteuid(), " may not use ", *address,
                "; only the daemon's user and root may, for instance with sudo"));
   }
   return address;
