@@ -97,6 +97,7 @@ void Metrics::Visit(Visitor& visitor) const {
   visitor.Add(kBuildInfo, 1, build_.version, build_.device, build_.isa);
   sessions_total.Visit(visitor);
   session_ends_total.Visit(visitor);
+  connections_refused_total.Visit(visitor);
   VisitRpcs(visitor);
   MutexLock lock(collectors_mutex_);
   for (const Collector* collector : collectors_) collector->Collect(visitor);

@@ -30,6 +30,16 @@ template <>
 inline constexpr std::array<std::string_view, 4> kLabelValues<SessionEnd> = {"closed", "lost",
                                                                              "refused", "drained"};
 
+enum class ConnectionRefusal : std::uint8_t {
+  kPeer,      // of a user that may not connect
+  kLimit,     // too many connections, or too much that is unfinished
+  kUnknown,   // showed no token and no session key in time
+  kProtocol,  // sent what nobody may send
+};
+template <>
+inline constexpr std::array<std::string_view, 4> kLabelValues<ConnectionRefusal> = {
+    "peer", "limit", "unknown", "protocol"};
+
 // What an operator expects of a call. Each class has one latency histogram per service.
 enum class RpcClass : std::uint8_t {
   kHot,    // short, on the path of a token or a request
@@ -70,7 +80,8 @@ class Metrics {
   Metrics(const Metrics&) = delete;
   Metrics& operator=(const Metrics&) = delete;
 
-  // Only counters of sessions are here: the cache reports its own counters (Collector).
+  // Only counters of connections and sessions are here: the cache reports its own (Collector).
+  CounterBy<ConnectionRefusal> connections_refused_total{kConnectionsRefusedTotal};
   Counter sessions_total{kSessionsTotal};
   CounterBy<SessionEnd> session_ends_total{kSessionEndsTotal};
 

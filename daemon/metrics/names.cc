@@ -37,6 +37,7 @@ std::vector<DescriptionView> AllMetrics() {
       kBackgroundOldestJobSeconds.view(),
       kTlsCertificateExpiry.view(),
       kSessionsTotal.view(),
+      kConnectionsRefusedTotal.view(),
       kSessionEndsTotal.view(),
       kTokensCommittedTotal.view(),
       kAttendRequestsTotal.view(),

@@ -168,6 +168,13 @@ inline constexpr Description<0> kTlsCertificateExpiry = {
 
 inline constexpr Description<0> kSessionsTotal = {
     "tessera_sessions_total", "Sessions attached since the start.", Kind::kCounter, {}};
+inline constexpr Description<1> kConnectionsRefusedTotal = {
+    "tessera_connections_refused_total",
+    "Connections that were refused or cut: of a user that may not connect (peer), beyond a limit "
+    "(limit), without a token or session key in time (unknown), or against the rules of what a "
+    "peer may send (protocol).",
+    Kind::kCounter,
+    {"reason"}};
 inline constexpr Description<1> kSessionEndsTotal = {
     "tessera_session_ends_total", "Sessions ended, by reason.", Kind::kCounter, {"reason"}};
 inline constexpr Description<1> kTokensCommittedTotal = {

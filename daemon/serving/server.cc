@@ -179,6 +179,7 @@ absl::Status Server::StartGrpc() {
       Acceptor::Start({.doors = *std::move(doors),
                        .registrar = registrar_.get(),
                        .logger = services_.logger,
+                       .metrics = services_.metrics,
                        .clock = services_.clock,
                        .peer_limit = options_.tcp_peer_limit,
                        .most_connections = MostConnections(),

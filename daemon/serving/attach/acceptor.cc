@@ -71,7 +71,7 @@ bool Acceptor::AcceptFrom(const Door& door) {
   Fd socket(::accept4(door.listening.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
   if (!socket.valid()) {
     if (!IsShortage(errno)) return true;  // the peer has gone
-    refusals_->Log("connection not accepted", door.address, ErrnoStatus("accepting"));
+    refusals_->Report("connection not accepted", door.address, ErrnoStatus("accepting"));
     return false;
   }
   absl::Status status;
@@ -84,7 +84,7 @@ bool Acceptor::AcceptFrom(const Door& door) {
     }
   }
   if (!status.ok()) {
-    refusals_->Log("connection refused", door.address, status);
+    refusals_->Report("connection refused", door.address, status);
     return true;
   }
   Admit(door, std::move(socket));
@@ -107,7 +107,7 @@ void Acceptor::Admit(const Door& door, Fd socket) {
           .tls = door.tls,
           .trusted = door.trusted,
           .on_cut = [refusals = refusals_, address = door.address](const absl::Status& why) {
-            refusals->Log("connection cut", address, why);
+            refusals->Report("connection cut", address, why);
           }}));
   ++counts_.all;
   ticking_ = true;
@@ -115,8 +115,13 @@ void Acceptor::Admit(const Door& door, Fd socket) {
   door.take(std::move(socket));
 }
 
-void Acceptor::Refusals::Log(std::string_view what, std::string_view address,
-                             const absl::Status& why) {
+void Acceptor::Refusals::Report(std::string_view what, std::string_view address,
+                                const absl::Status& why) {
+  using Reason = metrics::ConnectionRefusal;
+  metrics_.connections_refused_total.Increment(absl::IsPermissionDenied(why)    ? Reason::kPeer
+                                               : absl::IsResourceExhausted(why) ? Reason::kLimit
+                                               : absl::IsDeadlineExceeded(why)  ? Reason::kUnknown
+                                                                               : Reason::kProtocol);
   const std::optional<std::uint64_t> unsaid = lines_.Say(clock_.Now());
   if (!unsaid.has_value()) return;
   logger_.Log(LogLevel::kWarning, what,

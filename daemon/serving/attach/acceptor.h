@@ -19,6 +19,7 @@
 #include "daemon/base/published.h"
 #include "daemon/base/rate_limit.h"
 #include "daemon/guard/guarded_sockets.h"
+#include "daemon/metrics/metrics.h"
 #include "daemon/platform/event_loop.h"
 #include "daemon/platform/fd.h"
 #include "daemon/platform/peer_rules.h"
@@ -42,6 +43,7 @@ class Acceptor {
     std::vector<Door> doors;
     Registrar* registrar;
     Logger* logger;
+    metrics::Metrics* metrics;
     const Clock* clock;
     std::chrono::seconds peer_limit;  // of TCP connections (SetPeerLimit)
     std::size_t most_connections;     // of all doors
@@ -66,14 +68,19 @@ class Acceptor {
   void Admit(const Door& door, Fd socket);
   void Tick();
 
-  // At most one line a second. Connections use it, too, and may outlive the acceptor.
+  // Counts, and logs at most one line a second. Connections use it, too, and may outlive the
+  // acceptor.
   class Refusals {
    public:
-    explicit Refusals(const Options& options) : logger_(*options.logger), clock_(*options.clock) {}
-    void Log(std::string_view what, std::string_view address, const absl::Status& why);
+    explicit Refusals(const Options& options)
+        : logger_(*options.logger), metrics_(*options.metrics), clock_(*options.clock) {}
+    // `why`: PERMISSION_DENIED for a peer, RESOURCE_EXHAUSTED for a limit, DEADLINE_EXCEEDED for an
+    // unknown peer, else the protocol.
+    void Report(std::string_view what, std::string_view address, const absl::Status& why);
 
    private:
     Logger& logger_;
+    metrics::Metrics& metrics_;
     const Clock& clock_;
     LogRateLimit lines_;
   };
