@@ -200,9 +200,10 @@ def sections(config_values, config_type):
             Value("podLabels", {}, t.text_map(), "Added to the daemon's pods."),
             Value("resources.cpuRequest", "1", t.quantity(), "CPU that is reserved."),
             Value("resources.cpuLimit", "", t.quantity(empty=True), "Empty: no limit."),
-            Value("resources.memoryOverheadBytes", "256MiB", t.size(),
-                  "Memory besides the pool and tiers. The request and the limit for memory are "
-                  "hostTierBytes + rawCopyBytes + this, and poolBytes on a CPU."),
+            Value("resources.memoryOverheadBytes", "512MiB", t.size(),
+                  "Memory besides the pool and tiers: the daemon wants 256 MiB for messages and 256 "
+                  "MiB for the heap. The request and the limit for memory are hostTierBytes + "
+                  "rawCopyBytes + this, and poolBytes on a CPU."),
             Value("updateStrategy.maxUnavailable", 1, t.count_or_percent(),
                   "Nodes that are updated at a time. A restart ends the sequences of a node."),
             Value("terminationGracePeriodSeconds", 0, t.integer(0, 7200),

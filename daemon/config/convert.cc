@@ -159,7 +159,9 @@ DaemonConfig ToMessage(const Config& config) {
   message.set_compactor_threads(config.compactor_threads);
   message.set_compactor_cpus(FormatCpuList(config.compactor_cpus));
   message.set_raw_copy_bytes(config.raw_copy_bytes);
-  message.set_host_tier_bytes(config.host_tier_bytes);
+  if (config.host_tier_bytes.has_value()) {
+    message.set_host_tier_bytes(*config.host_tier_bytes);
+  }
   message.set_offload_idle_ms(static_cast<std::uint32_t>(config.offload_idle.count()));
   message.set_pressure_high_percent(config.pressure_high_percent);
   message.set_pressure_low_percent(config.pressure_low_percent);

@@ -1,11 +1,13 @@
 #include "daemon/config/validate.h"
 
+#include <algorithm>
 #include <bit>
 #include <set>
 #include <string_view>
 
 #include "daemon/base/strings.h"
 #include "daemon/config/limits.h"
+#include "daemon/config/memory_budget.h"
 
 namespace tessera::config {
 namespace {
@@ -49,6 +51,18 @@ absl::Status CheckPool(const Config& config, const DeviceMemory& memory) {
   }
   return CheckMultiple("pool_bytes", config.pool_bytes, "pool_extent_bytes ",
                        config.pool_extent_bytes);
+}
+
+absl::Status CheckBudget(const Config& config, const DeviceMemory& memory) {
+  const MemoryBudget budget = BudgetOf(config, memory);
+  if (budget.fits()) return absl::OkStatus();
+  const bool tier = budget.host_tier_bytes > budget.pool_bytes;
+  const bool raw = budget.raw_copy_bytes > std::max(budget.pool_bytes, budget.host_tier_bytes);
+  return Refuse(raw    ? "raw_copy_bytes"
+                : tier ? "host_tier_bytes"
+                       : "pool_bytes",
+                Concat("does not fit into the memory with the other parts: ", budget.ToString(),
+                       "; lower one of them, or leave it out"));
 }
 
 absl::Status CheckAddresses(const Config& config) {
@@ -180,15 +194,12 @@ absl::Status SetUuids(std::optional<DeviceUuid> uuid, Config& config) {
 
 absl::Status ResolveDefaults(const DeviceMemory& memory, Config& config) {
   if (absl::Status status = SetUuids(memory.uuid, config); !status.ok()) return status;
-  if (config.pool_bytes == 0 && config.pool_extent_bytes > 0) {
-    const std::uint64_t half = memory.bytes / 2;
-    config.pool_bytes = half - half % config.pool_extent_bytes;
-    if (config.pool_bytes == 0) {
-      return Refuse("pool_bytes",
-                    Concat("half of the device's memory, ", Exact(memory.bytes), " according to ",
-                           memory.source, ", is less than one extent, pool_extent_bytes ",
-                           Exact(config.pool_extent_bytes)));
-    }
+  DeriveMemory(memory, config);
+  if (config.pool_bytes == 0) {
+    return Refuse("pool_bytes", Concat("what is left for it of the memory, ", Exact(memory.bytes),
+                                       " according to ", memory.source,
+                                       ", is less than one extent, pool_extent_bytes ",
+                                       Exact(config.pool_extent_bytes)));
   }
   for (Tenant& tenant : config.tenants) {
     if (tenant.hard_limit_bytes == 0) tenant.hard_limit_bytes = config.pool_bytes;
@@ -226,7 +237,7 @@ std::vector<absl::Status> FindProblems(const Config& config, const DeviceMemory&
       CheckRange("max_message_bytes", config.max_message_bytes, kMaxMessageBytes),
       CheckRange("compactor_threads", config.compactor_threads, kCompactorThreads),
       CheckRange("raw_copy_bytes", config.raw_copy_bytes, kRawCopyBytes),
-      CheckRange("host_tier_bytes", config.host_tier_bytes, kHostTierBytes),
+      CheckRange("host_tier_bytes", config.host_tier_bytes.value_or(0), kHostTierBytes),
       CheckRange("offload_idle_ms", milliseconds(config.offload_idle), kOffloadIdleMs),
       CheckRange("pressure_high_percent", config.pressure_high_percent, kPressurePercent),
       CheckRange("pressure_low_percent", config.pressure_low_percent, kPressurePercent),
@@ -242,6 +253,10 @@ std::vector<absl::Status> FindProblems(const Config& config, const DeviceMemory&
       config.pool_extent_bytes > 0 ? CheckPool(config, memory) : absl::OkStatus(),
       CheckTenants(config),
   };
+  // The sum says nothing new about a part that is beyond its own limit.
+  if (std::ranges::all_of(problems, [](const absl::Status& status) { return status.ok(); })) {
+    problems.push_back(CheckBudget(config, memory));
+  }
   std::erase_if(problems, [](const absl::Status& status) { return status.ok(); });
   return problems;
 }

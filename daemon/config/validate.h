@@ -9,6 +9,7 @@
 #include "absl/status/status.h"
 #include "daemon/config/config.h"
 #include "daemon/platform/device_uuid.h"
+#include "daemon/platform/memory_limit.h"
 
 namespace tessera::config {
 
@@ -17,11 +18,12 @@ namespace tessera::config {
 struct DeviceMemory {
   std::uint64_t bytes = 0;
   std::string source;
-  std::optional<DeviceUuid> uuid;
+  std::optional<DeviceUuid> uuid{};
+  std::optional<MemoryLimit> host{};  // of the host, for a GPU; nullopt: `bytes` is the host's
 };
 
-// Replaces {uuid} in the addresses, and 0 by the derived value: pool_bytes, then the tenants'
-// limits.
+// Replaces {uuid} in the addresses, and derives what the configuration leaves open: the parts of
+// the memory, then the tenants' limits.
 absl::Status ResolveDefaults(const DeviceMemory& memory, Config& config);
 
 // INVALID_ARGUMENT names the field, its value and the limit. Messages never contain a token.

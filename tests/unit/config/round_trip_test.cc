@@ -20,7 +20,8 @@
 namespace tessera::config {
 namespace {
 
-constexpr std::uint64_t kMemory = 512 * kGiB;
+constexpr std::uint64_t kPoolMax = 512 * kGiB;
+constexpr std::uint64_t kMemory = kPoolMax + 2049 * kGiB;  // with the other parts
 
 absl::StatusOr<DeviceMemory> Memory(const DeviceChoice&) {
   return DeviceMemory{.bytes = kMemory, .source = "the test"};
@@ -52,7 +53,7 @@ class Generator {
       config.device.uuid = uuid;
     }
     config.pool_extent_bytes = kExtentUnit * In({1, 64});
-    config.pool_bytes = config.pool_extent_bytes * In({1, kMemory / config.pool_extent_bytes});
+    config.pool_bytes = config.pool_extent_bytes * In({1, kPoolMax / config.pool_extent_bytes});
     config.staging_bytes = kExtentUnit * In({1, 1000});
     config.tail_ring_tiles = 2u << In({0, 5});
     config.tail_extent_bytes = kExtentUnit * In({1, 100});

@@ -71,7 +71,19 @@ TEST(Validate, APoolLargerThanTheMemoryNamesBoth) {
 }
 
 TEST(Validate, AllOfTheMemoryIsAllowed) {
-  EXPECT_EQ(ErrorAfter([](Config& config) { config.pool_bytes = 8 * kGiB; }), "(no error)");
+  const auto with_pool = [](std::uint64_t pool_bytes) {
+    return ErrorAfter([pool_bytes](Config& config) {
+      config.pool_bytes = pool_bytes;
+      config.host_tier_bytes = kGiB / 2;
+      config.raw_copy_bytes = kGiB / 2;
+    });
+  };
+  EXPECT_EQ(with_pool(6 * kGiB + 512 * kMiB), "(no error)");
+  EXPECT_EQ(with_pool(6 * kGiB + 576 * kMiB),
+            "pool_bytes: does not fit into the memory with the other parts: pool_bytes 6.6 GiB + "
+            "host_tier_bytes 512.0 MiB + raw_copy_bytes 512.0 MiB + messages 256.0 MiB + heap "
+            "256.0 MiB = 8.1 GiB of 8.0 GiB according to the test; lower one of them, or leave it "
+            "out");
 }
 
 TEST(Validate, ThePoolIsWholeExtents) {
@@ -126,7 +138,7 @@ TEST(Validate, EveryRangeHoldsExactly) {
       {"drain_limit_ms", kDrainLimitMs, Setter(&Config::drain_limit)},
       {"slow_call_ms", kSlowCallMs, Setter(&Config::slow_call)},
   };
-  const DeviceMemory plenty = {.bytes = kTiB, .source = "the test"};
+  const DeviceMemory plenty = {.bytes = 4 * kTiB, .source = "the test"};
   for (const RangeRow& row : rows) {
     SCOPED_TRACE(row.field);
     for (const std::uint64_t value : {row.range.min, row.range.max}) {
