@@ -42,6 +42,10 @@ std::string_view TagName(MemoryTag tag) {
       return "prefix_index";
     case MemoryTag::kOffloaded:
       return "offloaded";
+    case MemoryTag::kState:
+      return "state";
+    case MemoryTag::kModels:
+      return "models";
   }
   return "unknown";
 }

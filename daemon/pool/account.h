@@ -30,8 +30,10 @@ enum class MemoryTag : std::uint8_t {
   kObservations,      // host memory for what workers observed; same budget
   kPrefixIndex,       // token ids of published prefixes and of Match calls
   kOffloaded,         // offloaded sequences in the host tier; separate budget
+  kState,             // heap memory of sequences: lanes, and what compaction keeps about them
+  kModels,            // heap memory of registered models
 };
-inline constexpr std::size_t kMemoryTags = 13;
+inline constexpr std::size_t kMemoryTags = 15;
 std::string_view TagName(MemoryTag tag);
 
 class Account;

@@ -83,7 +83,8 @@ absl::StatusOr<std::unique_ptr<Tenant>> Tenant::Create(const Options& options) {
                      .observations = &tenant->host_rows_,
                      .offloaded = &tenant->offloaded_,
                      .host_tier = options.host_tier,
-                     .clock = options.clock};
+                     .clock = options.clock,
+                     .heap = {.tenant = &tenant->account_, .node = options.node}};
   return tenant;
 }
 
