@@ -111,8 +111,8 @@ class Tenant {
   std::size_t session_count() const;
 
   // ---- models
-  // A model is kept while a session that registered it or a sequence of it exists; after that, it
-  // is kept until its slot or its name is needed.
+  // A model lives, and is charged to the tenant, while a session that registered it, a sequence or
+  // a prefix of it exists. UNAUTHENTICATED: the session has ended. An invalid session never ends.
   absl::StatusOr<std::shared_ptr<const Model>> RegisterModel(ModelSpec spec, SessionId session);
   absl::StatusOr<std::shared_ptr<const Model>> FindModel(ModelId id) const;
 
@@ -172,9 +172,9 @@ class Tenant {
 
  private:
   struct Registered {
-    std::shared_ptr<const Model> model;
+    std::weak_ptr<const Model> model;
+    std::shared_ptr<const Model> held;     // null without users: sequences keep it alive then
     absl::flat_hash_set<SessionId> users;  // live sessions that registered it
-    bool InUse() const { return !users.empty() || model.use_count() > 1; }
   };
   explicit Tenant(const Options& options);
   std::uint64_t NextId();
