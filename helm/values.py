@@ -65,6 +65,8 @@ TENANT = t.record(
     token=t.record(required=("secretName", "key"), secretName=t.name(), key=t.secret_key()),
     softLimitBytes=t.size(),
     hardLimitBytes=t.size(),
+    reservedBytes=t.size(),
+    maxSessions=t.integer(0, 4096),
 )
 
 GPU_TOLERATION = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
@@ -105,7 +107,7 @@ def sections(config_values, config_type):
                   "config, nodeSelector, tolerations and affinity. Empty: one daemon."),
             Value("tenants", [], t.list_of(TENANT),
                   "Who may attach. An item has a name and may have token.secretName, token.key, "
-                  "softLimitBytes and hardLimitBytes. Empty: the tenant \"default\" without a "
+                  "softLimitBytes, hardLimitBytes, reservedBytes and maxSessions. Empty: the tenant \"default\" without a "
                   "token."),
         ]),
         Section("The daemon's configuration: the fields of DaemonConfig", config_values),

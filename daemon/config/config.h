@@ -36,6 +36,8 @@ struct Tenant {
   std::string token_file;  // the file the token was read from; empty: none
   std::uint64_t soft_limit_bytes = 0;
   std::uint64_t hard_limit_bytes = 0;
+  std::uint64_t reserved_bytes = 0;  // of the pool, which no other tenant can take
+  std::uint32_t max_sessions = 0;    // 0: only max_sessions of the daemon applies
 
   friend bool operator==(const Tenant&, const Tenant&) = default;
 };

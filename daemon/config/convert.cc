@@ -26,7 +26,9 @@ Tenant TenantFromMessage(const TenantConfig& message) {
           .token = message.token(),
           .token_file = message.token_file(),
           .soft_limit_bytes = message.soft_limit_bytes(),
-          .hard_limit_bytes = message.hard_limit_bytes()};
+          .hard_limit_bytes = message.hard_limit_bytes(),
+          .reserved_bytes = message.reserved_bytes(),
+          .max_sessions = message.max_sessions()};
 }
 
 // Fields whose text must be parsed: addresses, mode, peers, device, CPUs, log level and format.
@@ -178,6 +180,8 @@ DaemonConfig ToMessage(const Config& config) {
     out->set_token_file(tenant.token_file);
     out->set_soft_limit_bytes(tenant.soft_limit_bytes);
     out->set_hard_limit_bytes(tenant.hard_limit_bytes);
+    out->set_reserved_bytes(tenant.reserved_bytes);
+    out->set_max_sessions(tenant.max_sessions);
   }
   return message;
 }

@@ -144,6 +144,16 @@ absl::Status CheckTenant(const std::string& field, const Tenant& tenant, const C
                   Concat(Exact(tenant.soft_limit_bytes), " of tenant \"", tenant.name,
                          "\" is more than its hard_limit_bytes, ", Exact(tenant.hard_limit_bytes)));
   }
+  if (tenant.reserved_bytes > tenant.hard_limit_bytes) {
+    return Refuse(Concat(field, ".reserved_bytes"),
+                  Concat(Exact(tenant.reserved_bytes), " of tenant \"", tenant.name,
+                         "\" is more than its hard_limit_bytes, ", Exact(tenant.hard_limit_bytes)));
+  }
+  if (tenant.max_sessions > config.max_sessions) {
+    return Refuse(Concat(field, ".max_sessions"),
+                  Concat(tenant.max_sessions, " of tenant \"", tenant.name,
+                         "\" is more than max_sessions of the daemon, ", config.max_sessions));
+  }
   return absl::OkStatus();
 }
 
@@ -152,10 +162,18 @@ absl::Status CheckTenants(const Config& config) {
       !status.ok()) {
     return status;
   }
+  std::uint64_t reserved = 0;
   for (std::size_t i = 0; i < config.tenants.size(); ++i) {
     const Tenant& tenant = config.tenants[i];
     const std::string field = Concat("tenants[", i, "]");
     if (absl::Status status = CheckTenant(field, tenant, config); !status.ok()) return status;
+    reserved += tenant.reserved_bytes;  // each is at most pool_bytes
+    if (reserved > config.pool_bytes) {
+      return Refuse(Concat(field, ".reserved_bytes"),
+                    Concat(Exact(tenant.reserved_bytes), " of tenant \"", tenant.name,
+                           "\" and those of the tenants before it are ", Exact(reserved),
+                           ", more than pool_bytes, ", Exact(config.pool_bytes)));
+    }
     for (std::size_t j = 0; j < i; ++j) {
       if (config.tenants[j].name == tenant.name) {
         return Refuse(Concat(field, ".name"),
@@ -192,6 +210,15 @@ absl::Status SetUuids(std::optional<DeviceUuid> uuid, Config& config) {
 
 }  // namespace
 
+std::uint64_t DerivedReserve(const Config& config, const Tenant& tenant) {
+  const std::uint64_t tenants = std::max<std::uint64_t>(config.tenants.size(), 1);
+  // Directories and tails are in the pool, too.
+  const std::uint64_t least = config.pool_extent_bytes + 2 * config.directory_extent_bytes;
+  std::uint64_t reserve = config.pool_bytes / (2 * tenants);
+  if (least <= config.pool_bytes / tenants) reserve = std::max(reserve, least);
+  return std::min(reserve, tenant.hard_limit_bytes);
+}
+
 absl::Status ResolveDefaults(const DeviceMemory& memory, Config& config) {
   if (absl::Status status = SetUuids(memory.uuid, config); !status.ok()) return status;
   DeriveMemory(memory, config);
@@ -204,6 +231,7 @@ absl::Status ResolveDefaults(const DeviceMemory& memory, Config& config) {
   for (Tenant& tenant : config.tenants) {
     if (tenant.hard_limit_bytes == 0) tenant.hard_limit_bytes = config.pool_bytes;
     if (tenant.soft_limit_bytes == 0) tenant.soft_limit_bytes = tenant.hard_limit_bytes;
+    if (tenant.reserved_bytes == 0) tenant.reserved_bytes = DerivedReserve(config, tenant);
   }
   return absl::OkStatus();
 }

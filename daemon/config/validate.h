@@ -26,6 +26,10 @@ struct DeviceMemory {
 // the memory, then the tenants' limits.
 absl::Status ResolveDefaults(const DeviceMemory& memory, Config& config);
 
+// Pool bytes that a tenant is guaranteed if its configuration states none: half of an equal share,
+// or what its first pool extent needs if that is more and fits for all.
+std::uint64_t DerivedReserve(const Config& config, const Tenant& tenant);
+
 // INVALID_ARGUMENT names the field, its value and the limit. Messages never contain a token.
 absl::Status Validate(const Config& config, const DeviceMemory& memory);
 // Everything that Validate could name, one problem each.

@@ -84,15 +84,20 @@ absl::StatusOr<std::unique_ptr<Tenant>> Tenant::Create(const Options& options) {
                      .offloaded = &tenant->offloaded_,
                      .host_tier = options.host_tier,
                      .clock = options.clock,
-                     .heap = {.tenant = &tenant->account_, .node = options.node}};
+                     .heap = {.tenant = &tenant->account_, .node = &tenant->part_}};
   return tenant;
 }
 
 Tenant::Tenant(const Options& options)
     : options_(options),
       account_(Concat("tenant ", options.name), options.hard_limit_bytes, options.objects),
+      part_(options.guarantees == nullptr
+                ? pool::Account(Concat("tenant ", options.name, ", part of the node"), 0,
+                                options.node)
+                : pool::Account(Concat("tenant ", options.name, ", part of the node"),
+                                options.guarantees, options.id.value() - 1)),
       held_(Concat("tenant ", options.name, ", extents and all"),
-            HeldLimit(options, options.hard_limit_bytes), options.node),
+            HeldLimit(options, options.hard_limit_bytes), &part_),
       host_rows_(Concat("tenant ", options.name, ", rows in host memory"), options.host_rows_bytes,
                  options.host_rows),
       raw_copies_(Concat("tenant ", options.name, ", raw copies"),
@@ -108,6 +113,12 @@ Tenant::~Tenant() {
   MutexLock lock(mutex_);
   for (auto& [id, sequence] : sequences_) sequence->Free();
   sequences_.clear();
+}
+
+std::uint64_t Tenant::reserved_bytes() const {
+  return options_.guarantees == nullptr
+             ? 0
+             : options_.guarantees->reserved_bytes(options_.id.value() - 1);
 }
 
 void Tenant::SetLimits(const Limits& limits) {

@@ -82,6 +82,7 @@ TEST_F(LoadConfigTest, WithoutArgumentsGivesTheDefaults) {
   expected.raw_copy_bytes = 515396075;
   expected.tenants[0].soft_limit_bytes = 4 * kGiB;
   expected.tenants[0].hard_limit_bytes = 4 * kGiB;
+  expected.tenants[0].reserved_bytes = 2 * kGiB;
   EXPECT_EQ(loaded->config, expected);
   EXPECT_FALSE(loaded->print.has_value());
 }

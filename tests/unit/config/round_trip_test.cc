@@ -81,7 +81,7 @@ class Generator {
     config.log_format = static_cast<LogFormat>(In({0, 1}));
     config.tenants.clear();
     for (std::uint64_t i = 0, count = In({1, 4}); i < count; ++i) {
-      config.tenants.push_back(NextTenant(i, config.pool_bytes));
+      config.tenants.push_back(NextTenant(i, config.pool_bytes, config.max_sessions));
     }
     return config;
   }
@@ -99,10 +99,12 @@ class Generator {
     return {.unix_path = "", .tcp = {.host = Concat("host-", i), .port = Port()}};
   }
 
-  Tenant NextTenant(std::uint64_t i, std::uint64_t pool_bytes) {
+  Tenant NextTenant(std::uint64_t i, std::uint64_t pool_bytes, std::uint32_t max_sessions) {
     Tenant tenant{.name = Concat("tenant-", i)};
     tenant.hard_limit_bytes = In({1, pool_bytes});
     tenant.soft_limit_bytes = In({1, tenant.hard_limit_bytes});
+    tenant.reserved_bytes = In({1, std::max<std::uint64_t>(tenant.hard_limit_bytes / 4, 1)});
+    tenant.max_sessions = In({0, 1}) == 0 ? 0 : Small({1, max_sessions});
     if (i == 0) {
       tenant.token_file = token_file_;
       tenant.token = "from-the-file";

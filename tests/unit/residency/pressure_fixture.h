@@ -30,6 +30,7 @@ inline constexpr std::uint64_t kTokens = 1000;  // per sequence: about 1 MiB
 struct Limits {
   std::uint64_t soft = 0;
   std::uint64_t hard = 0;
+  std::uint64_t reserved = 0;
 };
 
 class PressureTest : public testing::Test {
@@ -43,7 +44,8 @@ class PressureTest : public testing::Test {
       options.tenants.push_back({.name = name,
                                  .token = name,
                                  .hard_limit_bytes = limits.hard,
-                                 .soft_limit_bytes = limits.soft});
+                                 .soft_limit_bytes = limits.soft,
+                                 .reserved_bytes = limits.reserved});
     }
     options.tenant_template = {.pool_extent_bytes = cache::kTestPoolExtent,
                                .directory_extent_bytes = cache::kTestDirectoryExtent,
