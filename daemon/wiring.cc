@@ -28,6 +28,7 @@
 #include "daemon/compaction/jobs/tail_absorber.h"
 #include "daemon/config/limits.h"
 #include "daemon/config/load.h"
+#include "daemon/config/memory_budget.h"
 #include "daemon/config/service_manager.h"
 #include "daemon/device/finder.h"
 #include "daemon/lifecycle/drain_watch.h"
@@ -36,6 +37,7 @@
 #include "daemon/lifecycle/watchdog.h"
 #include "daemon/metrics/metrics.h"
 #include "daemon/platform/fd.h"
+#include "daemon/platform/memory_limit.h"
 #include "daemon/platform/prepare_directory.h"
 #include "daemon/platform/service_manager.h"
 #include "daemon/policies/grammar/help.h"
@@ -57,7 +59,7 @@ absl::StatusOr<std::unique_ptr<cache::Node>> BuildNode(const config::Config& con
   cache::Node::Options options;
   options.memory_bytes = config.pool_bytes;
   options.raw_copy_bytes = config.raw_copy_bytes;
-  options.host_tier_bytes = config.host_tier_bytes;
+  options.host_tier_bytes = config.host_tier_bytes.value_or(0);
   options.device = &device;
   options.max_sessions = config.max_sessions;
   options.tenants = lifecycle::TenantsOf(config);
@@ -173,7 +175,8 @@ int Serve(const config::Invocation& invocation, const Source& source, device::Fi
                              .started = clock.Now(),
                              .max_message_bytes = config.max_message_bytes,
                              .compactor_threads = config.compactor_threads};
-  const serving::Server::Options server_options = ServerOptions(config);
+  serving::Server::Options server_options = ServerOptions(config);
+  server_options.memory_limit_bytes = config::BudgetOf(config, source.memory).limit_bytes;
   absl::StatusOr<std::unique_ptr<serving::Server>> server =
       serving::Server::Create(services, server_options);
   if (!server.ok()) return Fail(server.status());
@@ -288,11 +291,14 @@ absl::StatusOr<config::DeviceMemory> OpenDevice(const config::DeviceChoice& choi
         choice.uuid.has_value() ? devices.OpenCuda(*choice.uuid)
                                 : devices.OpenCuda(static_cast<int>(choice.ordinal));
     if (bytes.ok()) {
+      absl::StatusOr<MemoryLimit> host = DetectMemoryLimit();
+      if (!host.ok()) return host.status();
       return config::DeviceMemory{
           .bytes = *bytes,
           .source = Concat("the memory of ", devices.device().description().name, " (",
                            devices.device().description().model, ")"),
-          .uuid = devices.device().description().uuid};
+          .uuid = devices.device().description().uuid,
+          .host = *std::move(host)};
     }
     if (choice.kind == Kind::kCuda) return bytes.status();
   }

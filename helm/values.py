@@ -65,6 +65,8 @@ TENANT = t.record(
     token=t.record(required=("secretName", "key"), secretName=t.name(), key=t.secret_key()),
     softLimitBytes=t.size(),
     hardLimitBytes=t.size(),
+    reservedBytes=t.size(),
+    maxSessions=t.integer(0, 4096),
 )
 
 GPU_TOLERATION = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
@@ -105,7 +107,7 @@ def sections(config_values, config_type):
                   "config, nodeSelector, tolerations and affinity. Empty: one daemon."),
             Value("tenants", [], t.list_of(TENANT),
                   "Who may attach. An item has a name and may have token.secretName, token.key, "
-                  "softLimitBytes and hardLimitBytes. Empty: the tenant \"default\" without a "
+                  "softLimitBytes, hardLimitBytes, reservedBytes and maxSessions. Empty: the tenant \"default\" without a "
                   "token."),
         ]),
         Section("The daemon's configuration: the fields of DaemonConfig", config_values),
@@ -199,9 +201,10 @@ def sections(config_values, config_type):
             Value("podLabels", {}, t.text_map(), "Added to the daemon's pods."),
             Value("resources.cpuRequest", "1", t.quantity(), "CPU that is reserved."),
             Value("resources.cpuLimit", "", t.quantity(empty=True), "Empty: no limit."),
-            Value("resources.memoryOverheadBytes", "256MiB", t.size(),
-                  "Memory besides the pool and tiers. The request and the limit for memory are "
-                  "hostTierBytes + rawCopyBytes + this, and poolBytes on a CPU."),
+            Value("resources.memoryOverheadBytes", "512MiB", t.size(),
+                  "Memory besides the pool and tiers: the daemon wants 256 MiB for messages and 256 "
+                  "MiB for the heap. The request and the limit for memory are hostTierBytes + "
+                  "rawCopyBytes + this, and poolBytes on a CPU."),
             Value("updateStrategy.maxUnavailable", 1, t.count_or_percent(),
                   "Nodes that are updated at a time. A restart ends the sequences of a node."),
             Value("terminationGracePeriodSeconds", 0, t.integer(0, 7200),

@@ -36,12 +36,14 @@ struct Tenant {
   std::string token_file;  // the file the token was read from; empty: none
   std::uint64_t soft_limit_bytes = 0;
   std::uint64_t hard_limit_bytes = 0;
+  std::uint64_t reserved_bytes = 0;  // of the pool, which no other tenant can take
+  std::uint32_t max_sessions = 0;    // 0: only max_sessions of the daemon applies
 
   friend bool operator==(const Tenant&, const Tenant&) = default;
 };
 
-// The initialisers are the defaults. 0 means "derived" for pool_bytes and the tenants' limits, as
-// no path does for admin_listen; a loaded Config holds the derived values.
+// The initialisers are the defaults. 0 means "derived" for pool_bytes, raw_copy_bytes and the
+// tenants' limits, as no path does for admin_listen; a loaded Config holds the derived values.
 struct Config {
   std::vector<ListenAddress> listen = {{.unix_path = std::string(kDefaultSocketPath), .tcp = {}}};
   std::uint32_t unix_socket_mode = 0660;
@@ -72,8 +74,8 @@ struct Config {
   std::uint32_t compactor_threads = 2;
   std::vector<std::uint32_t> compactor_cpus;  // ascending, each once; empty: any
   std::chrono::milliseconds compactor_linger{0};
-  std::uint64_t raw_copy_bytes = kGiB;
-  std::uint64_t host_tier_bytes = 4 * kGiB;  // 0: no offloading
+  std::uint64_t raw_copy_bytes = 0;
+  std::optional<std::uint64_t> host_tier_bytes;  // 0: no offloading; nullopt: derived
   std::chrono::milliseconds offload_idle{1000};
   std::uint32_t pressure_high_percent = 90;  // of pool_bytes, and of a tenant's hard limit
   std::uint32_t pressure_low_percent = 80;

@@ -26,7 +26,9 @@ Tenant TenantFromMessage(const TenantConfig& message) {
           .token = message.token(),
           .token_file = message.token_file(),
           .soft_limit_bytes = message.soft_limit_bytes(),
-          .hard_limit_bytes = message.hard_limit_bytes()};
+          .hard_limit_bytes = message.hard_limit_bytes(),
+          .reserved_bytes = message.reserved_bytes(),
+          .max_sessions = message.max_sessions()};
 }
 
 // Fields whose text must be parsed: addresses, mode, peers, device, CPUs, log level and format.
@@ -162,7 +164,9 @@ DaemonConfig ToMessage(const Config& config) {
   message.set_compactor_threads(config.compactor_threads);
   message.set_compactor_cpus(FormatCpuList(config.compactor_cpus));
   message.set_raw_copy_bytes(config.raw_copy_bytes);
-  message.set_host_tier_bytes(config.host_tier_bytes);
+  if (config.host_tier_bytes.has_value()) {
+    message.set_host_tier_bytes(*config.host_tier_bytes);
+  }
   message.set_offload_idle_ms(static_cast<std::uint32_t>(config.offload_idle.count()));
   message.set_pressure_high_percent(config.pressure_high_percent);
   message.set_pressure_low_percent(config.pressure_low_percent);
@@ -179,6 +183,8 @@ DaemonConfig ToMessage(const Config& config) {
     out->set_token_file(tenant.token_file);
     out->set_soft_limit_bytes(tenant.soft_limit_bytes);
     out->set_hard_limit_bytes(tenant.hard_limit_bytes);
+    out->set_reserved_bytes(tenant.reserved_bytes);
+    out->set_max_sessions(tenant.max_sessions);
   }
   return message;
 }

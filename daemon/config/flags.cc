@@ -55,7 +55,7 @@ constexpr std::array<FlagRow, 35> kRows = {{
      "the name of this daemon's host memory."},
     {"pool-bytes", "BYTES", "pool_bytes",
      "Maximum size of all tenants' pools, tails and staging arenas, e.g. 8GiB. 0: half of the "
-     "device's memory."},
+     "device's memory, or what other parts of the memory leave."},
     {"pool-extent-bytes", "BYTES", "pool_extent_bytes", "Size by which a pool grows and shrinks."},
     {"staging-bytes", "BYTES", "staging_bytes", "Size of a session's staging arena."},
     {"tail-ring-tiles", "N", "tail_ring_tiles",
@@ -80,9 +80,11 @@ constexpr std::array<FlagRow, 35> kRows = {{
     {"compactor-cpus", "LIST", "compactor_cpus",
      "CPUs that the compactor threads are pinned to, e.g. 2-3,8. Empty: any."},
     {"raw-copy-bytes", "BYTES", "raw_copy_bytes",
-     "Host memory for raw copies and observations, shared equally by the tenants."},
+     "Host memory for raw copies and observations, shared equally by the tenants. 0: 6 % of the "
+     "host's memory."},
     {"host-tier-bytes", "BYTES", "host_tier_bytes",
-     "Host memory for offloaded sequences, shared equally by the tenants. 0: no offloading."},
+     "Host memory for offloaded sequences, shared equally by the tenants. 0: no offloading. "
+     "Default: 20 % of the host's memory."},
     {"offload-idle-ms", "MS", "offload_idle_ms",
      "Time a sequence must be idle before it is offloaded in the background."},
     {"pressure-high-percent", "N", "pressure_high_percent",

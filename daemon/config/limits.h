@@ -40,6 +40,11 @@ inline constexpr Range kTcpPeerLimitMs = {5000, 3'600'000};
 inline constexpr Range kSlowCallMs = {0, 3'600'000};
 inline constexpr Range kTenants = {1, 256};
 
+// Host memory that the budget keeps for messages and for the heap; on machines of less than 2.5
+// GiB, an eighth and a tenth of it.
+inline constexpr std::uint64_t kTransportBytes = 256 * kMiB;
+inline constexpr std::uint64_t kHeapBytes = 256 * kMiB;
+
 inline constexpr std::size_t kMaxTenantName = 63;  // characters
 inline constexpr std::size_t kMaxToken = 256;      // characters
 inline constexpr std::size_t kMaxConfigFile = kMiB;

@@ -1,6 +1,5 @@
 #include "daemon/config/load.h"
 
-#include <limits>
 #include <utility>
 #include <vector>
 
@@ -11,13 +10,12 @@
 #include "daemon/config/flags.h"
 #include "daemon/config/json_config.h"
 #include "daemon/config/limits.h"
+#include "daemon/config/memory_budget.h"
 #include "daemon/platform/memory_limit.h"
 #include "daemon/platform/read_file.h"
 
 namespace tessera::config {
 namespace {
-
-constexpr std::uint64_t kUnknownMemory = std::numeric_limits<std::uint64_t>::max();
 
 absl::Status ReadTokenFiles(Config& config) {
   for (std::size_t i = 0; i < config.tenants.size(); ++i) {
@@ -107,11 +105,13 @@ absl::StatusOr<Invocation> ResolveConfig(const Flags& flags, const File& file,
   if (!problems.empty()) {
     return flags.action == Flags::Action::kCheckConfig ? file.LocateAll(problems) : problems[0];
   }
-  if (derived && memory->bytes != kUnknownMemory) {
-    invocation.notes.push_back(Concat("pool ", FormatBytes(invocation.config.pool_bytes),
-                                      ": half of ", FormatBytes(memory->bytes), " according to ",
-                                      memory->source, "; --pool-bytes sets it"));
+  if (memory->bytes == kUnknownMemory) return invocation;
+  if (derived) {
+    invocation.notes.push_back(Concat("pool ", FormatBytes(invocation.config.pool_bytes), " of ",
+                                      FormatBytes(memory->bytes), " according to ", memory->source,
+                                      "; --pool-bytes sets it"));
   }
+  invocation.notes.push_back(Concat("memory: ", BudgetOf(invocation.config, *memory).ToString()));
   return invocation;
 }
 

@@ -25,7 +25,7 @@ std::string TextOf(const Config& config, const DaemonConfig& message,
   if (field.name() == "tenants") {
     for (const Tenant& tenant : config.tenants) {
       Append(text, Quoted(tenant.name), Quoted(tenant.token), tenant.soft_limit_bytes, " ",
-             tenant.hard_limit_bytes, "\n");
+             tenant.hard_limit_bytes, " ", tenant.reserved_bytes, " ", tenant.max_sessions, "\n");
     }
     return text;
   }
@@ -74,8 +74,10 @@ absl::StatusOr<ReloadPlan> PlanReload(const Config& running, const Config& fresh
   merged.unix_peers = fresh.unix_peers;
   merged.tenants = fresh.tenants;
   for (Tenant& tenant : merged.tenants) {
+    const bool derived = tenant.reserved_bytes == DerivedReserve(fresh, tenant);
     tenant.soft_limit_bytes = LimitIn(running, fresh, tenant.soft_limit_bytes);
     tenant.hard_limit_bytes = LimitIn(running, fresh, tenant.hard_limit_bytes);
+    if (derived) tenant.reserved_bytes = DerivedReserve(merged, tenant);
   }
   if (absl::Status status = Validate(merged, memory); !status.ok()) {
     return absl::Status(status.code(), Concat("together with the running values of the fields that "

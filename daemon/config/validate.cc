@@ -8,6 +8,7 @@
 
 #include "daemon/base/strings.h"
 #include "daemon/config/limits.h"
+#include "daemon/config/memory_budget.h"
 
 namespace tessera::config {
 namespace {
@@ -51,6 +52,18 @@ absl::Status CheckPool(const Config& config, const DeviceMemory& memory) {
   }
   return CheckMultiple("pool_bytes", config.pool_bytes, "pool_extent_bytes ",
                        config.pool_extent_bytes);
+}
+
+absl::Status CheckBudget(const Config& config, const DeviceMemory& memory) {
+  const MemoryBudget budget = BudgetOf(config, memory);
+  if (budget.fits()) return absl::OkStatus();
+  const bool tier = budget.host_tier_bytes > budget.pool_bytes;
+  const bool raw = budget.raw_copy_bytes > std::max(budget.pool_bytes, budget.host_tier_bytes);
+  return Refuse(raw    ? "raw_copy_bytes"
+                : tier ? "host_tier_bytes"
+                       : "pool_bytes",
+                Concat("does not fit into the memory with the other parts: ", budget.ToString(),
+                       "; lower one of them, or leave it out"));
 }
 
 absl::Status CheckAddresses(const Config& config) {
@@ -136,6 +149,16 @@ absl::Status CheckTenant(const std::string& field, const Tenant& tenant, const C
                   Concat(Exact(tenant.soft_limit_bytes), " of tenant \"", tenant.name,
                          "\" is more than its hard_limit_bytes, ", Exact(tenant.hard_limit_bytes)));
   }
+  if (tenant.reserved_bytes > tenant.hard_limit_bytes) {
+    return Refuse(Concat(field, ".reserved_bytes"),
+                  Concat(Exact(tenant.reserved_bytes), " of tenant \"", tenant.name,
+                         "\" is more than its hard_limit_bytes, ", Exact(tenant.hard_limit_bytes)));
+  }
+  if (tenant.max_sessions > config.max_sessions) {
+    return Refuse(Concat(field, ".max_sessions"),
+                  Concat(tenant.max_sessions, " of tenant \"", tenant.name,
+                         "\" is more than max_sessions of the daemon, ", config.max_sessions));
+  }
   return absl::OkStatus();
 }
 
@@ -144,10 +167,18 @@ absl::Status CheckTenants(const Config& config) {
       !status.ok()) {
     return status;
   }
+  std::uint64_t reserved = 0;
   for (std::size_t i = 0; i < config.tenants.size(); ++i) {
     const Tenant& tenant = config.tenants[i];
     const std::string field = Concat("tenants[", i, "]");
     if (absl::Status status = CheckTenant(field, tenant, config); !status.ok()) return status;
+    reserved += tenant.reserved_bytes;  // each is at most pool_bytes
+    if (reserved > config.pool_bytes) {
+      return Refuse(Concat(field, ".reserved_bytes"),
+                    Concat(Exact(tenant.reserved_bytes), " of tenant \"", tenant.name,
+                           "\" and those of the tenants before it are ", Exact(reserved),
+                           ", more than pool_bytes, ", Exact(config.pool_bytes)));
+    }
     for (std::size_t j = 0; j < i; ++j) {
       if (config.tenants[j].name == tenant.name) {
         return Refuse(Concat(field, ".name"),
@@ -188,25 +219,32 @@ absl::Status SetUuids(std::optional<DeviceUuid> uuid, Config& config) {
 
 }  // namespace
 
+std::uint64_t DerivedReserve(const Config& config, const Tenant& tenant) {
+  const std::uint64_t tenants = std::max<std::uint64_t>(config.tenants.size(), 1);
+  // Directories and tails are in the pool, too.
+  const std::uint64_t least = config.pool_extent_bytes + 2 * config.directory_extent_bytes;
+  std::uint64_t reserve = config.pool_bytes / (2 * tenants);
+  if (least <= config.pool_bytes / tenants) reserve = std::max(reserve, least);
+  return std::min(reserve, tenant.hard_limit_bytes);
+}
+
 absl::Status ResolveDefaults(const DeviceMemory& memory, Config& config) {
   if (absl::Status status = SetUuids(memory.uuid, config); !status.ok()) return status;
   const auto worker = std::ranges::find_if(config.listen, &ListenAddress::is_unix);
   if (!config.admin_listen.is_unix() && worker != config.listen.end()) {
     config.admin_listen.unix_path = Concat(worker->unix_path, kAdminSuffix);
   }
-  if (config.pool_bytes == 0 && config.pool_extent_bytes > 0) {
-    const std::uint64_t half = memory.bytes / 2;
-    config.pool_bytes = half - half % config.pool_extent_bytes;
-    if (config.pool_bytes == 0) {
-      return Refuse("pool_bytes",
-                    Concat("half of the device's memory, ", Exact(memory.bytes), " according to ",
-                           memory.source, ", is less than one extent, pool_extent_bytes ",
-                           Exact(config.pool_extent_bytes)));
-    }
+  DeriveMemory(memory, config);
+  if (config.pool_bytes == 0) {
+    return Refuse("pool_bytes", Concat("what is left for it of the memory, ", Exact(memory.bytes),
+                                       " according to ", memory.source,
+                                       ", is less than one extent, pool_extent_bytes ",
+                                       Exact(config.pool_extent_bytes)));
   }
   for (Tenant& tenant : config.tenants) {
     if (tenant.hard_limit_bytes == 0) tenant.hard_limit_bytes = config.pool_bytes;
     if (tenant.soft_limit_bytes == 0) tenant.soft_limit_bytes = tenant.hard_limit_bytes;
+    if (tenant.reserved_bytes == 0) tenant.reserved_bytes = DerivedReserve(config, tenant);
   }
   return absl::OkStatus();
 }
@@ -240,7 +278,7 @@ std::vector<absl::Status> FindProblems(const Config& config, const DeviceMemory&
       CheckRange("max_message_bytes", config.max_message_bytes, kMaxMessageBytes),
       CheckRange("compactor_threads", config.compactor_threads, kCompactorThreads),
       CheckRange("raw_copy_bytes", config.raw_copy_bytes, kRawCopyBytes),
-      CheckRange("host_tier_bytes", config.host_tier_bytes, kHostTierBytes),
+      CheckRange("host_tier_bytes", config.host_tier_bytes.value_or(0), kHostTierBytes),
       CheckRange("offload_idle_ms", milliseconds(config.offload_idle), kOffloadIdleMs),
       CheckRange("pressure_high_percent", config.pressure_high_percent, kPressurePercent),
       CheckRange("pressure_low_percent", config.pressure_low_percent, kPressurePercent),
@@ -257,6 +295,10 @@ std::vector<absl::Status> FindProblems(const Config& config, const DeviceMemory&
       config.pool_extent_bytes > 0 ? CheckPool(config, memory) : absl::OkStatus(),
       CheckTenants(config),
   };
+  // The sum says nothing new about a part that is beyond its own limit.
+  if (std::ranges::all_of(problems, [](const absl::Status& status) { return status.ok(); })) {
+    problems.push_back(CheckBudget(config, memory));
+  }
   std::erase_if(problems, [](const absl::Status& status) { return status.ok(); });
   return problems;
 }

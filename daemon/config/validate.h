@@ -9,6 +9,7 @@
 #include "absl/status/status.h"
 #include "daemon/config/config.h"
 #include "daemon/platform/device_uuid.h"
+#include "daemon/platform/memory_limit.h"
 
 namespace tessera::config {
 
@@ -17,12 +18,17 @@ namespace tessera::config {
 struct DeviceMemory {
   std::uint64_t bytes = 0;
   std::string source;
-  std::optional<DeviceUuid> uuid;
+  std::optional<DeviceUuid> uuid{};
+  std::optional<MemoryLimit> host{};  // of the host, for a GPU; nullopt: `bytes` is the host's
 };
 
-// Replaces {uuid} in the addresses, and 0 by the derived value: pool_bytes, then the tenants'
-// limits.
+// Replaces {uuid} in the addresses, and derives what the configuration leaves open: the parts of
+// the memory, then the tenants' limits.
 absl::Status ResolveDefaults(const DeviceMemory& memory, Config& config);
+
+// Pool bytes that a tenant is guaranteed if its configuration states none: half of an equal share,
+// or what its first pool extent needs if that is more and fits for all.
+std::uint64_t DerivedReserve(const Config& config, const Tenant& tenant);
 
 // INVALID_ARGUMENT names the field, its value and the limit. Messages never contain a token.
 absl::Status Validate(const Config& config, const DeviceMemory& memory);

@@ -46,7 +46,9 @@ std::vector<cache::Node::TenantOptions> TenantsOf(const config::Config& config) 
     tenants.push_back({.name = tenant.name,
                        .token = tenant.token,
                        .hard_limit_bytes = tenant.hard_limit_bytes,
-                       .soft_limit_bytes = tenant.soft_limit_bytes});
+                       .soft_limit_bytes = tenant.soft_limit_bytes,
+                       .reserved_bytes = tenant.reserved_bytes,
+                       .max_sessions = tenant.max_sessions});
   }
   return tenants;
 }

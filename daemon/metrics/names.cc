@@ -77,6 +77,7 @@ std::vector<DescriptionView> AllMetrics() {
       kProcessStartTimeSeconds.view(),
       kProcessCpuSecondsTotal.view(),
       kProcessResidentMemoryBytes.view(),
+      kMemoryHeadroomBytes.view(),
       kProcessOpenFds.view(),
       kProcessMaxFds.view(),
   };

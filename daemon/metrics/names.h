@@ -356,6 +356,12 @@ inline constexpr Description<0> kProcessCpuSecondsTotal = {
     {}};
 inline constexpr Description<0> kProcessResidentMemoryBytes = {
     "process_resident_memory_bytes", "Resident memory of the process, in bytes.", Kind::kGauge, {}};
+inline constexpr Description<0> kMemoryHeadroomBytes = {
+    "tessera_memory_headroom_bytes",
+    "Resident memory of the process that is left below the limit of the machine and its cgroups, "
+    "in bytes. At 0 the kernel kills the daemon.",
+    Kind::kGauge,
+    {}};
 inline constexpr Description<0> kProcessOpenFds = {
     "process_open_fds", "Open file descriptors of the process.", Kind::kGauge, {}};
 inline constexpr Description<0> kProcessMaxFds = {

@@ -4,6 +4,7 @@
 #include <sys/time.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <ctime>
@@ -66,7 +67,8 @@ std::optional<std::uint64_t> OpenFds() {
 
 }  // namespace
 
-ProcessMetrics::ProcessMetrics() : start_time_(StartTime()) {}
+ProcessMetrics::ProcessMetrics(std::uint64_t memory_limit_bytes)
+    : start_time_(StartTime()), memory_limit_bytes_(memory_limit_bytes) {}
 
 void ProcessMetrics::Collect(Visitor& visitor) const {
   if (start_time_.has_value()) visitor.Add(kProcessStartTimeSeconds, *start_time_);
@@ -74,7 +76,13 @@ void ProcessMetrics::Collect(Visitor& visitor) const {
   if (::getrusage(RUSAGE_SELF, &usage) == 0) {
     visitor.Add(kProcessCpuSecondsTotal, Seconds(usage.ru_utime) + Seconds(usage.ru_stime));
   }
-  if (const auto bytes = ResidentBytes()) visitor.Add(kProcessResidentMemoryBytes, *bytes);
+  if (const auto bytes = ResidentBytes()) {
+    visitor.Add(kProcessResidentMemoryBytes, *bytes);
+    if (memory_limit_bytes_ != 0) {
+      visitor.Add(kMemoryHeadroomBytes,
+                  memory_limit_bytes_ - std::min(*bytes, memory_limit_bytes_));
+    }
+  }
   if (const auto open = OpenFds()) visitor.Add(kProcessOpenFds, *open);
   rlimit limit{};
   if (::getrlimit(RLIMIT_NOFILE, &limit) == 0) visitor.Add(kProcessMaxFds, limit.rlim_cur);

@@ -1,5 +1,6 @@
 #include "daemon/pool/account.h"
 
+#include <algorithm>
 #include <sstream>
 #include <utility>
 
@@ -7,6 +8,7 @@
 #include "daemon/base/bytes.h"
 #include "daemon/base/check.h"
 #include "daemon/base/strings.h"
+#include "daemon/pool/guarantees.h"
 
 namespace tessera::pool {
 
@@ -42,6 +44,10 @@ std::string_view TagName(MemoryTag tag) {
       return "prefix_index";
     case MemoryTag::kOffloaded:
       return "offloaded";
+    case MemoryTag::kState:
+      return "state";
+    case MemoryTag::kModels:
+      return "models";
   }
   return "unknown";
 }
@@ -51,18 +57,23 @@ absl::StatusOr<Charge> Account::Reserve(MemoryTag tag, std::uint64_t bytes) {
   return Charge(this, tag, bytes);
 }
 
-absl::Status Account::Take(MemoryTag tag, std::uint64_t bytes) {
+absl::Status Account::TakeFromParent(MemoryTag tag, std::uint64_t bytes) {
+  if (guarantees_ != nullptr) return guarantees_->Take(tenant_, tag, bytes);
+  return parent_ == nullptr ? absl::OkStatus() : parent_->Take(tag, bytes);
+}
+
+absl::Status Account::Take(MemoryTag tag, std::uint64_t bytes, std::uint64_t kept) {
   // Never exceed the limit, even briefly: an oversized request would make requests fail that fit.
   const std::uint64_t limit = limit_bytes();
+  const std::uint64_t allowed = limit - std::min(kept, limit);
   std::uint64_t before = used_.load(std::memory_order_relaxed);
   do {
-    if (limit != 0 && (bytes > limit || before > limit - bytes)) {
-      return Refuse(tag, bytes, before);
+    if (limit != 0 && (bytes > allowed || before > allowed - bytes)) {
+      return Refuse(tag, bytes, before, std::min(kept, limit));
     }
   } while (!used_.compare_exchange_weak(before, before + bytes, std::memory_order_relaxed));
   by_tag_[static_cast<std::size_t>(tag)].fetch_add(bytes, std::memory_order_relaxed);
-  absl::Status of_parent = absl::OkStatus();
-  if (parent_ != nullptr) of_parent = parent_->Take(tag, bytes);
+  absl::Status of_parent = TakeFromParent(tag, bytes);
   if (!of_parent.ok()) {
     ReturnHere(tag, bytes);
     return of_parent;
@@ -74,17 +85,20 @@ absl::Status Account::Take(MemoryTag tag, std::uint64_t bytes) {
   return of_parent;
 }
 
-absl::Status Account::Refuse(MemoryTag tag, std::uint64_t bytes, std::uint64_t used) const {
+absl::Status Account::Refuse(MemoryTag tag, std::uint64_t bytes, std::uint64_t used,
+                             std::uint64_t kept) const {
   if (PressureHandler* const handler = handler_.load(std::memory_order_acquire)) {
     handler->Pressed(*this, bytes);
   }
   const std::uint64_t limit = limit_bytes();
-  absl::Status status = absl::ResourceExhaustedError(
-      Concat(name_, ": ", FormatBytes(bytes), " requested for ", TagName(tag), ", ",
-             FormatBytes(used), " used of a limit of ", FormatBytes(limit),
-             "; free sequences and retry, or raise the limit"));
+  absl::Status status = absl::ResourceExhaustedError(Concat(
+      name_, ": ", FormatBytes(bytes), " requested for ", TagName(tag), ", ", FormatBytes(used),
+      " used of a limit of ", FormatBytes(limit),
+      kept == 0 ? std::string()
+                : Concat(", of which ", FormatBytes(kept), " are reserved for other tenants"),
+      "; free sequences and retry, or raise the limit"));
   status.SetPayload(kShortage, absl::Cord(Concat(static_cast<int>(tag), " ", bytes, " ", used, " ",
-                                                 limit, " ", name_)));
+                                                 limit - kept, " ", name_)));
   return WithCause(std::move(status), cause_);
 }
 
@@ -102,6 +116,7 @@ std::optional<Shortage> ShortageOf(const absl::Status& status) {
 }
 
 void Account::Return(MemoryTag tag, std::uint64_t bytes) {
+  if (guarantees_ != nullptr) guarantees_->Return(tenant_, tag, bytes);
   if (parent_ != nullptr) parent_->Return(tag, bytes);
   ReturnHere(tag, bytes);
 }

@@ -30,12 +30,15 @@ enum class MemoryTag : std::uint8_t {
   kObservations,      // host memory for what workers observed; same budget
   kPrefixIndex,       // token ids of published prefixes and of Match calls
   kOffloaded,         // offloaded sequences in the host tier; separate budget
+  kState,             // heap memory of sequences: lanes, and what compaction keeps about them
+  kModels,            // heap memory of registered models
 };
-inline constexpr std::size_t kMemoryTags = 13;
+inline constexpr std::size_t kMemoryTags = 15;
 std::string_view TagName(MemoryTag tag);
 
 class Account;
 class Charge;
+class Guarantees;
 
 // Describes a refused request. Attached to the status as a payload, for code that can free memory;
 // lost if the status is rebuilt from its message.
@@ -66,6 +69,14 @@ class Account {
   Account(std::string name, std::uint64_t limit_bytes, Account* parent = nullptr,
           ErrorCause cause = ErrorCause::kQuota)
       : name_(std::move(name)), limit_bytes_(limit_bytes), parent_(parent), cause_(cause) {}
+  // An unlimited account of a tenant whose bytes are charged on by `guarantees`, which outlive it.
+  Account(std::string name, Guarantees* guarantees, std::size_t tenant)
+      : name_(std::move(name)),
+        limit_bytes_(0),
+        parent_(nullptr),
+        cause_(ErrorCause::kQuota),
+        guarantees_(guarantees),
+        tenant_(tenant) {}
   Account(const Account&) = delete;
   Account& operator=(const Account&) = delete;
 
@@ -92,15 +103,21 @@ class Account {
 
  private:
   friend class Charge;
-  absl::Status Take(MemoryTag tag, std::uint64_t bytes);
+  friend class Guarantees;
+  // `kept`: bytes of the limit that this request may not use.
+  absl::Status Take(MemoryTag tag, std::uint64_t bytes, std::uint64_t kept = 0);
+  absl::Status TakeFromParent(MemoryTag tag, std::uint64_t bytes);
   void Return(MemoryTag tag, std::uint64_t bytes);
   void ReturnHere(MemoryTag tag, std::uint64_t bytes);
-  absl::Status Refuse(MemoryTag tag, std::uint64_t bytes, std::uint64_t used) const;
+  absl::Status Refuse(MemoryTag tag, std::uint64_t bytes, std::uint64_t used,
+                      std::uint64_t kept) const;
 
   const std::string name_;
   std::atomic<std::uint64_t> limit_bytes_;
   Account* const parent_;
   const ErrorCause cause_;  // of a refusal
+  Guarantees* const guarantees_ = nullptr;
+  const std::size_t tenant_ = 0;  // for guarantees_
   // Whenever no call is in progress: used_ == sum of by_tag_ == sum of live Charges.
   std::atomic<std::uint64_t> used_{0};
   std::array<std::atomic<std::uint64_t>, kMemoryTags> by_tag_{};

@@ -98,7 +98,8 @@ std::vector<Pressure::Payers> Pressure::PayersOf(cache::Tenant* asker, std::uint
   for (const std::unique_ptr<cache::Tenant>& tenant : options_.node->tenants()) {
     const std::uint64_t used = tenant->account().used_bytes();
     const std::uint64_t soft = tenant->soft_limit_bytes();
-    all.push_back({tenant.get(), used});
+    // What it has beyond its own part is lent, and taken back from whoever has most of it.
+    all.push_back({tenant.get(), used - std::min(used, tenant->reserved_bytes())});
     const std::uint64_t wants = used + (tenant.get() == asker ? asked : 0);
     if (soft == 0 || wants <= soft) continue;
     asker_above = asker_above || tenant.get() == asker;
@@ -108,7 +109,9 @@ std::vector<Pressure::Payers> Pressure::PayersOf(cache::Tenant* asker, std::uint
   std::sort(above.begin(), above.end(), larger);
   if (asker_above) return {above, {{asker, kAll}}};
   std::sort(all.begin(), all.end(), larger);
-  for (Payer& payer : all) payer.most = kAll;
+  for (Payer& payer : all) {
+    if (payer.tenant == asker || payer.tenant->reserved_bytes() == 0) payer.most = kAll;
+  }
   return {above, all};
 }
 

@@ -6,10 +6,10 @@
 //   bytes requested. The call then waits a bounded time for readers and is retried.
 //
 // Who gives up memory: for a tenant's own limit, that tenant alone. For the node's memory, first
-// the tenants above their soft limits, down to those limits; then all tenants, unless the caller is
-// above its own soft limit. Within a group, one rung is applied to all tenants, largest first,
-// before the next rung is applied to any: no tenant loses channels while another's unused prefixes
-// could be dropped.
+// the tenants above their soft limits, down to those limits; then all tenants, down to the bytes
+// that are reserved for them, unless the caller is above its own soft limit. Within a group, one
+// rung is applied to all tenants, largest first, before the next rung is applied to any: no tenant
+// loses channels while another's unused prefixes could be dropped.
 //
 // Pressed takes no lock of cache or pool. Relief runs without any lock.
 #pragma once

@@ -108,7 +108,8 @@ Server::Server(Services& services, const Options& options)
     : services_(services),
       options_(options),
       unix_peers_(options.unix_peers),
-      connections_(services) {}
+      connections_(services),
+      process_(options.memory_limit_bytes) {}
 
 Server::~Server() {
   Drain(Clock::Duration::zero());

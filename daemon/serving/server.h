@@ -54,6 +54,7 @@ class Server {
     TlsFiles tls;                                  // for tcp_endpoints
     std::optional<config::HostPort> http_address;  // of metrics and health; nullopt: none
     Clock::Duration drain_limit{};
+    std::uint64_t memory_limit_bytes = 0;  // of this machine and its cgroups; 0: unknown
   };
 
   // Locks the socket paths and creates the watcher. ALREADY_EXISTS, with the path, if a live daemon

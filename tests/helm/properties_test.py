@@ -335,7 +335,7 @@ class Instances(unittest.TestCase):
     def test_memory_is_what_the_daemon_may_use(self):
         for name in chart.values_files():
             made = rendered(name)
-            overhead = GiB if name == "everything" else 256 * MiB
+            overhead = GiB if name == "everything" else 512 * MiB
             for spec, text in zip(made.daemons(), made.configurations().values()):
                 config = json.loads(text)
                 wanted = overhead + sum(int(config[key]) for key in

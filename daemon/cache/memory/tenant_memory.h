@@ -7,6 +7,7 @@
 
 #include "daemon/base/clock.h"
 #include "daemon/cache/memory/directory.h"
+#include "daemon/cache/memory/heap_charge.h"
 #include "daemon/device/device.h"
 #include "daemon/metrics/instruments.h"
 #include "daemon/pool/epochs.h"
@@ -52,6 +53,7 @@ struct TenantMemory {
   pool::Account* offloaded;     // this tenant's share of the host tier
   tiers::HostTier* host_tier;   // shared by the node
   const Clock* clock;
+  HeapCharge::Accounts heap;  // of heap memory that the tenant causes
 };
 
 }  // namespace tessera::cache

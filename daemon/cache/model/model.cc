@@ -94,10 +94,7 @@ absl::Status CheckWhole(const ModelSpec& spec) {
     return absl::InvalidArgumentError(Concat("the model's name has ", spec.name.size(),
                                              " bytes; allowed are 1 to ", kMaxNameBytes));
   }
-  if (spec.layers.empty() || spec.layers.size() > kMaxLayers) {
-    return absl::InvalidArgumentError(
-        Concat("the model has ", spec.layers.size(), " layers; allowed are 1 to ", kMaxLayers));
-  }
+  if (absl::Status status = CheckLayerCount(spec.layers.size()); !status.ok()) return status;
   if (!kernels::IsElementType(static_cast<std::uint8_t>(spec.type))) {
     return absl::InvalidArgumentError(
         Concat("the model's element type is ", static_cast<std::uint32_t>(spec.type),
@@ -107,6 +104,11 @@ absl::Status CheckWhole(const ModelSpec& spec) {
     return absl::InvalidArgumentError(Concat(spec.delimiter_token_ids.size(),
                                              " delimiter tokens; the limit is ", kMaxDelimiters));
   }
+  if (spec.rope_scaling.size() > kMaxScalingBytes) {
+    return absl::InvalidArgumentError(Concat("rope scaling has ", spec.rope_scaling.size(),
+                                             " bytes; the limit is ", kMaxScalingBytes));
+  }
+  if (absl::Status status = CheckSpecBytes(BytesOf(spec)); !status.ok()) return status;
   if (!std::isfinite(spec.rope_theta) || spec.rope_theta < 0 ||
       !std::isfinite(spec.rope_scaling_factor)) {
     return absl::InvalidArgumentError(
@@ -139,6 +141,34 @@ std::string FingerprintOf(const ModelSpec& spec) {
 }
 
 }  // namespace
+
+absl::Status CheckLayerCount(std::uint64_t layers) {
+  if (layers > 0 && layers <= kMaxLayers) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      Concat("the model has ", layers, " layers; allowed are 1 to ", kMaxLayers));
+}
+
+absl::Status CheckSpecBytes(std::uint64_t bytes) {
+  if (bytes <= kMaxSpecBytes) return absl::OkStatus();
+  return absl::InvalidArgumentError(Concat("the model's description takes ", bytes,
+                                           " bytes, most of them sinks and delimiter tokens; the "
+                                           "limit is ",
+                                           kMaxSpecBytes));
+}
+
+std::uint64_t BytesOf(const ModelSpec& spec) {
+  std::uint64_t bytes = spec.name.size() + spec.rope_scaling.size() +
+                        spec.layers.size() * sizeof(LayerSpec) +
+                        spec.delimiter_token_ids.size() * sizeof(std::uint32_t) +
+                        spec.rope_frequencies.size() * sizeof(double);
+  for (const LayerSpec& layer : spec.layers) bytes += layer.sinks.size() * sizeof(float);
+  return bytes;
+}
+
+std::uint64_t Model::bytes() const {
+  // The layout has a few words for each layer.
+  return sizeof(Model) + BytesOf(spec_) + layers() * sizeof(shm::LayerShape) * 4;
+}
 
 Model::Model(ModelId id, ModelSpec spec, shm::LaneLayout layout)
     : id_(id),

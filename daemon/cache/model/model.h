@@ -44,6 +44,15 @@ inline constexpr std::uint32_t kMaxLayers = 1024;
 inline constexpr std::uint32_t kMaxHeads = 1024;
 inline constexpr std::size_t kMaxNameBytes = 128;
 inline constexpr std::size_t kMaxDelimiters = 65536;
+inline constexpr std::size_t kMaxScalingBytes = 64;
+inline constexpr std::uint64_t kMaxSpecBytes = 1 << 20;
+
+// Both return INVALID_ARGUMENT with the value and the limit. They are separate so that a caller can
+// check a message before it copies lists out of it.
+absl::Status CheckLayerCount(std::uint64_t layers);
+absl::Status CheckSpecBytes(std::uint64_t bytes);
+// Heap memory of a spec.
+std::uint64_t BytesOf(const ModelSpec& spec);
 
 // Immutable. Shared by all sequences of the model; safe to read from any thread.
 class Model {
@@ -61,6 +70,8 @@ class Model {
   std::uint32_t lanes() const { return layout_.lanes(); }
   // Points into this model, so it is valid only while the model lives.
   kernels::LayerGeometry geometry(std::uint32_t layer) const;
+  // Heap memory, this object included.
+  std::uint64_t bytes() const;
 
  private:
   Model(ModelId id, ModelSpec spec, shm::LaneLayout layout);

@@ -9,6 +9,11 @@
 
 namespace tessera::cache {
 
+namespace {
+// Entries of tables, the block that tail handles share, and what the allocator adds.
+constexpr std::uint64_t kBesideSequence = 512;
+}  // namespace
+
 std::uint64_t Sequence::Replaced::bytes() const {
   std::uint64_t sum = 0;
   for (const pool::Block& block : blocks) sum += block.bytes();
@@ -22,21 +27,24 @@ absl::StatusOr<std::shared_ptr<Sequence>> Sequence::Create(const TenantMemory& m
                                                            SequenceId id,
                                                            std::shared_ptr<const Model> model,
                                                            SessionId owner) {
+  absl::StatusOr<HeapCharge> charge =
+      HeapCharge::Reserve(memory.heap, pool::MemoryTag::kState, sizeof(Sequence) + kBesideSequence);
+  if (!charge.ok()) return charge.status();
   absl::StatusOr<pool::Block> block = memory.directory->AllocateSequenceBlock(model->lanes());
   if (!block.ok()) return block.status();
   return std::shared_ptr<Sequence>(
-      new Sequence(memory, id, std::move(model), owner, *std::move(block)));
+      new Sequence(memory, id, std::move(model), owner, *std::move(block), *std::move(charge)));
 }
 
 Sequence::Sequence(const TenantMemory& memory, SequenceId id, std::shared_ptr<const Model> model,
-                   SessionId owner, pool::Block block)
+                   SessionId owner, pool::Block block, HeapCharge charge)
     : memory_(memory),
       id_(id),
       model_(std::move(model)),
       block_(std::make_shared<pool::Block>(std::move(block))),
       block_offset_(block_->offset()),
       owner_(owner.value()),
-      lanes_(model_->lanes()),
+      charge_(std::move(charge)),
       last_use_(memory.clock->Now()) {
   shm::SequenceBlock& shown = this->block();
   shown.lanes = model_->lanes();
@@ -54,6 +62,34 @@ shm::SequenceBlock& Sequence::block() const {
 
 shm::Word* Sequence::lane_words() const {
   return reinterpret_cast<shm::Word*>(block_->data() + sizeof(shm::SequenceBlock));
+}
+
+absl::Status Sequence::MakeLanes() {
+  if (!lanes_.empty()) return absl::OkStatus();
+  absl::StatusOr<HeapCharge> charge =
+      HeapCharge::Reserve(memory_.heap, pool::MemoryTag::kState, model_->lanes() * sizeof(Lane));
+  if (!charge.ok()) return charge.status();
+  if (const std::shared_ptr<Companion> companion = this->companion()) {
+    if (absl::Status status = companion->MakeLanes(); !status.ok()) return status;
+  }
+  lanes_charge_ = *std::move(charge);
+  lanes_ = std::vector<Lane>(model_->lanes());
+  return absl::OkStatus();
+}
+
+void Sequence::DropLanes() {
+  lanes_ = std::vector<Lane>();
+  lanes_charge_.Reset();
+}
+
+const Lane& Sequence::LaneAt(std::uint32_t lane) const {
+  static const Lane* const kEmpty = new Lane();
+  return lanes_.empty() ? *kEmpty : lanes_[lane];
+}
+
+bool Sequence::has_lanes() const {
+  MutexLock lock(mutex_);
+  return !lanes_.empty();
 }
 
 bool Sequence::failed() const {
@@ -82,7 +118,7 @@ absl::Status Sequence::Fail(std::string why) {
 }
 
 std::uint64_t Sequence::TokensInSegments() const {
-  std::uint64_t tokens = lanes_.front().tail_start;
+  std::uint64_t tokens = LaneAt(0).tail_start;
   for (const Lane& lane : lanes_) tokens = std::min(tokens, lane.tail_start);
   return tokens;
 }
@@ -98,6 +134,9 @@ absl::StatusOr<std::shared_ptr<Sequence>> Sequence::Fork(SequenceId id, SessionI
   if (!child.ok()) return child.status();
 
   MutexLock child_lock((*child)->mutex_);
+  if (!lanes_.empty()) {
+    if (absl::Status status = (*child)->MakeLanes(); !status.ok()) return status;
+  }
   if (absl::Status status = JoinForFork(**child, *committed - in_segments); !status.ok()) {
     return status;
   }
@@ -235,7 +274,9 @@ std::shared_ptr<Companion> Sequence::companion() const {
 }
 
 void Sequence::set_companion(std::shared_ptr<Companion> companion) {
-  MutexLock lock(companion_mutex_);
+  MutexLock lock(mutex_);  // so that no rows arrive in between
+  if (companion != nullptr && !lanes_.empty()) (void)companion->MakeLanes();
+  MutexLock companion_lock(companion_mutex_);
   companion_.swap(companion);
 }
 
@@ -250,10 +291,14 @@ ForkHold Sequence::prefix() const {
 }
 
 void Sequence::Free() {
-  const ForkHold hold = prefix();  // released after the lock
+  const ForkHold hold = prefix();  // released after the lock, like the companion
+  std::shared_ptr<Companion> companion;
   MutexLock lock(mutex_);
   if (std::exchange(freed_, true)) return;
-  set_companion(nullptr);
+  {
+    MutexLock companion_lock(companion_mutex_);
+    companion = std::exchange(companion_, nullptr);
+  }
   set_prefix(ForkHold());
   // First, because a reader that finds no tail must not take the lanes for the whole sequence.
   block().state.store(shm::kSequenceGone);
@@ -267,7 +312,8 @@ void Sequence::Free() {
       replaced.segments.push_back(std::move(held.segment));
     }
   }
-  lanes_.clear();
+  DropLanes();
+  charge_.Reset();
   // The block is freed with its last holder: this sequence or the epoch's closure.
   FinishPublication(std::move(replaced), [block = block_]() {});
 }
@@ -321,7 +367,7 @@ Sequence::Description Sequence::Describe(Detail detail) const {
   }
   for (std::uint32_t layer = 0; layer < model_->layers(); ++layer) {
     for (std::uint32_t head = 0; head < model_->layout().kv_heads(layer); ++head) {
-      const Lane& lane = lanes_[model_->layout().lane(layer, head)];
+      const Lane& lane = LaneAt(model_->layout().lane(layer, head));
       description.tile_bytes += lane.tile_bytes();
       for (const HeldSegment& held : lane.segments) {
         if (held.segment.use_count() > 1)

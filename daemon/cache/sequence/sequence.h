@@ -41,6 +41,9 @@ class Companion {
   virtual ~Companion() = default;
   // True if pending work needs the rows in the pool. Never blocks.
   virtual bool Busy() const { return false; }
+  // Called under the sequence's lock before it gets its first rows, or a companion when it has
+  // some: allocates what is kept for each lane. Idempotent. RESOURCE_EXHAUSTED: no room for it.
+  virtual absl::Status MakeLanes() { return absl::OkStatus(); }
 };
 
 class Offloading;
@@ -177,7 +180,11 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
 
   // State attached by an upper layer; null once the sequence is freed.
   std::shared_ptr<Companion> companion() const;
+  // Calls MakeLanes of the companion if the sequence has lanes. Its failure is ignored: who needs
+  // it calls it before.
   void set_companion(std::shared_ptr<Companion> companion);
+  // Whether the sequence has had rows or a tail. Before, it keeps nothing for each lane.
+  bool has_lanes() const;
 
   // Passes the part of one lane that waits for a strategy to `work`, which runs without the
   // sequence's lock, and publishes the result. Different lanes can be recoded concurrently, each by
@@ -339,11 +346,16 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   };
 
   Sequence(const TenantMemory& memory, SequenceId id, std::shared_ptr<const Model> model,
-           SessionId owner, pool::Block block);
+           SessionId owner, pool::Block block, HeapCharge charge);
 
   shm::SequenceBlock& block() const;
   shm::Word* lane_words() const;
 
+  // Makes the lanes, and those of the companion. Called before the first rows and the first tail.
+  absl::Status MakeLanes() TESSERA_REQUIRES(mutex_);
+  void DropLanes() TESSERA_REQUIRES(mutex_);
+  // An empty lane if there are none yet.
+  const Lane& LaneAt(std::uint32_t lane) const TESSERA_REQUIRES(mutex_);
   absl::Status Usable() const TESSERA_REQUIRES(mutex_);
   void AdoptMoves() TESSERA_REQUIRES(mutex_);
   // Number of leading tokens that some lanes have moved and others have not; 0: all lanes agree.
@@ -361,6 +373,9 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
       TESSERA_REQUIRES(mutex_);
   absl::Status AppendLocked(const AppendSpan& span, const RowSource& rows,
                             absl::FunctionRef<void()> before_seen, Replaced& replaced)
+      TESSERA_REQUIRES(mutex_);
+  absl::Status AppendToLanes(const AppendSpan& span, const RowSource& rows,
+                             absl::FunctionRef<void()> before_seen, Replaced& replaced)
       TESSERA_REQUIRES(mutex_);
   // joins: an append that begins a segment first copies the short segments before it.
   absl::StatusOr<std::vector<LanePlan>> PlanAll(const AppendSpan& span, bool joins)
@@ -448,7 +463,9 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   std::atomic<std::uint64_t> owner_;
 
   mutable Mutex mutex_;
-  std::vector<Lane> lanes_ TESSERA_GUARDED_BY(mutex_);
+  HeapCharge charge_ TESSERA_GUARDED_BY(mutex_);  // of this object
+  HeapCharge lanes_charge_ TESSERA_GUARDED_BY(mutex_);
+  std::vector<Lane> lanes_ TESSERA_GUARDED_BY(mutex_);  // none until MakeLanes: all are empty
   std::uint32_t tail_generation_ TESSERA_GUARDED_BY(mutex_) = 0;
   bool freed_ TESSERA_GUARDED_BY(mutex_) = false;
   bool packing_ TESSERA_GUARDED_BY(mutex_) = false;

@@ -67,7 +67,7 @@ std::uint64_t Sequence::step_begin() const {
 absl::Status Sequence::CheckFirstToken(const AppendSpan& span, std::uint64_t committed) {
   for (std::uint32_t layer = span.first_layer; layer < span.first_layer + span.layers; ++layer) {
     const std::uint64_t held =
-        std::max(committed, lanes_[model_->layout().lane(layer, 0)].tail_start);
+        std::max(committed, LaneAt(model_->layout().lane(layer, 0)).tail_start);
     if (held != span.first_token) {
       return absl::OutOfRangeError(Concat("first_token is ", span.first_token, "; layer ", layer,
                                           " of ", id_.ToString(), " holds ", held, " tokens"));
@@ -78,6 +78,15 @@ absl::Status Sequence::CheckFirstToken(const AppendSpan& span, std::uint64_t com
 
 absl::Status Sequence::AppendLocked(const AppendSpan& span, const RowSource& rows,
                                     absl::FunctionRef<void()> before_seen, Replaced& replaced) {
+  const bool first_rows = lanes_.empty();
+  absl::Status status = MakeLanes();
+  if (status.ok()) status = AppendToLanes(span, rows, before_seen, replaced);
+  if (!status.ok() && first_rows) DropLanes();
+  return status;
+}
+
+absl::Status Sequence::AppendToLanes(const AppendSpan& span, const RowSource& rows,
+                                     absl::FunctionRef<void()> before_seen, Replaced& replaced) {
   // If memory is short, retry without the copies that joining needs.
   absl::StatusOr<std::vector<LanePlan>> plans = PlanAll(span, /*joins=*/true);
   if (!plans.ok()) plans = PlanAll(span, /*joins=*/false);
@@ -117,6 +126,7 @@ absl::StatusOr<Sequence::LanePlan> Sequence::Plan(std::uint32_t layer, std::uint
 bool Sequence::MayJoin(const Lane& lane) const { return !packing_ && !lane.recoding; }
 
 absl::Status Sequence::JoinForFork(Sequence& child, std::uint64_t tail_tokens) {
+  if (lanes_.empty()) return absl::OkStatus();
   std::vector<LanePlan> plans;
   for (std::uint32_t layer = 0; layer < model_->layers(); ++layer) {
     for (std::uint32_t head = 0; head < model_->layout().kv_heads(layer); ++head) {

@@ -58,6 +58,7 @@ absl::Status Sequence::TakeForPacking(const PackSpec& spec, Packer& packer) {
         ErrorCause::kSequenceBusy);
   }
   packing_ = true;
+  if (lanes_.empty()) return absl::OkStatus();
   for (std::uint32_t i = 0; i < spec.shapes.size(); ++i) {
     const std::uint32_t layer = spec.first_layer + i;
     for (std::uint32_t head = 0; head < model_->layout().kv_heads(layer); ++head) {
@@ -76,6 +77,7 @@ absl::Status Sequence::TakeForPacking(const PackSpec& spec, Packer& packer) {
 // Lanes may have been cut, forked or appended to since. Replaces the segments that they still hold,
 // keeping each lane's current entry count.
 absl::StatusOr<PackOutcome> Sequence::PublishPacked(const PackSpec& spec, Packer& packer) {
+  if (lanes_.empty()) return PackOutcome();
   const shm::LaneLayout& layout = model_->layout();
   const auto layers = static_cast<std::uint32_t>(spec.shapes.size());
   const std::uint32_t first = layout.lane(spec.first_layer, 0);

@@ -63,8 +63,8 @@ absl::StatusOr<Sequence::PrefixAdoption> Sequence::AdoptPrefix(const Sequence& o
 }
 
 bool Sequence::IsAsLongAs(const Head& head) const {
-  for (std::size_t i = 0; i < lanes_.size(); ++i) {
-    if (lanes_[i].tail_start != head.lanes[i].tokens) return false;
+  for (std::uint32_t i = 0; i < model_->lanes(); ++i) {
+    if (LaneAt(i).tail_start != head.lanes[i].tokens) return false;
   }
   return true;
 }
@@ -76,7 +76,8 @@ absl::Status Sequence::ListPrefixSegments(Head& head) const {
   head.of = id_;
   if (TokensMovedAhead() != 0) return PartlyMovedError();
   head.moved = moved_;
-  for (const Lane& lane : lanes_) {
+  for (std::uint32_t i = 0; i < model_->lanes(); ++i) {
+    const Lane& lane = LaneAt(i);
     head.lanes.push_back(
         {.segments = lane.segments, .entries = lane.entries, .tokens = lane.tail_start});
   }
@@ -87,8 +88,8 @@ absl::Status Sequence::CheckAdoptable(const Head& head) const {
   if (absl::Status status = Resident(); !status.ok()) return status;
   if (TokensMovedAhead() != 0) return PartlyMovedError();
   const bool as_long = IsAsLongAs(head);
-  for (std::size_t i = 0; i < lanes_.size(); ++i) {
-    const Lane& lane = lanes_[i];
+  for (std::uint32_t i = 0; i < model_->lanes(); ++i) {
+    const Lane& lane = LaneAt(i);
     const AdoptedLane& theirs = head.lanes[i];
     const bool every_token = lane.entries == lane.tail_start && theirs.entries == theirs.tokens;
     const bool has_it = as_long || (lane.tail_start >= theirs.tokens && every_token);
@@ -110,13 +111,14 @@ absl::Status Sequence::TakeSplitSegments(Head& head) {
         ErrorCause::kSequenceBusy);
   };
   if (packing_) return busy();
-  for (std::size_t i = 0; i < lanes_.size(); ++i) {
-    if (lanes_[i].recoding) return busy();
+  for (std::uint32_t i = 0; i < model_->lanes(); ++i) {
+    const Lane& lane = LaneAt(i);
+    if (lane.recoding) return busy();
     AdoptedLane& theirs = head.lanes[i];
-    theirs.losses = lanes_[i].losses;
-    theirs.held = theirs.HeldBy(lanes_[i]);
+    theirs.losses = lane.losses;
+    theirs.held = theirs.HeldBy(lane);
     if (theirs.held) continue;
-    for (const HeldSegment& held : lanes_[i].segments) {
+    for (const HeldSegment& held : lane.segments) {
       if (held.end_position() <= theirs.tokens) continue;
       if (held.segment->first_position() >= theirs.tokens) break;
       // Rows that wait for a strategy with raw copies must be encoded first.

@@ -31,7 +31,7 @@ absl::Status Sequence::Recode(const RecodeOptions& options, const Recoder& work)
   absl::StatusOr<std::optional<LaneSwap>> swap;
   {
     MutexLock lock(mutex_);
-    if (absl::Status status = Resident(); !status.ok()) return status;
+    if (absl::Status status = Resident(); !status.ok() || lanes_.empty()) return status;
     Lane& lane = lanes_[options.lane];
     if (packing_ || lane.recoding) {
       return WithCause(
@@ -136,7 +136,7 @@ absl::StatusOr<Sequence::TailBlock> Sequence::BeginMoves(std::uint32_t first_lay
   if (absl::Status status = CloseTailLocked(); !status.ok()) return status;
   for (std::uint32_t layer = first_layer; layer < first_layer + layers; ++layer) {
     const std::uint32_t lane = model_->layout().lane(layer, 0);
-    absl::Status status = MayMove(lane, lanes_[lane].tail_start);
+    absl::Status status = MayMove(lane, LaneAt(lane).tail_start);
     if (!status.ok()) return status;
   }
   ++tail_blocks_;
@@ -149,7 +149,7 @@ absl::StatusOr<Sequence::TailBlock> Sequence::BeginMoves(std::uint32_t first_lay
 // Keeps lanes aligned: a token may stand at different positions in different lanes only until all
 // of them have been compressed.
 absl::Status Sequence::MayMove(std::uint32_t index, std::uint64_t until) const {
-  const std::uint64_t held = lanes_[index].tail_start;
+  const std::uint64_t held = LaneAt(index).tail_start;
   if (held != until) {
     return WithCause(
         absl::AbortedError(Concat("lane ", index, " of ", id_.ToString(), " holds ", held,
@@ -168,7 +168,7 @@ absl::Status Sequence::MayMove(std::uint32_t index, std::uint64_t until) const {
 
 bool Sequence::IsOnlyMovedLayer(std::uint32_t layer) const {
   for (std::uint32_t head = 0; head < model_->layout().kv_heads(layer); ++head) {
-    if (lanes_[model_->layout().lane(layer, head)].moved.shift != moved_.shift) return true;
+    if (LaneAt(model_->layout().lane(layer, head)).moved.shift != moved_.shift) return true;
   }
   return false;
 }
@@ -229,7 +229,7 @@ void Sequence::DropRawRows() {
 }
 
 OpenRun Sequence::OpenRunOf(std::uint32_t index, bool whole) const {
-  const Lane& lane = lanes_[index];
+  const Lane& lane = LaneAt(index);
   const std::vector<HeldSegment>& segments = lane.segments;
   std::size_t first_plain = segments.size();
   // Dense rows that a token policy has already selected from count as settled.

@@ -49,6 +49,7 @@ absl::StatusOr<Sequence::OpenedTail> Sequence::OpenTail(TailMemory& memory, Cont
                      ErrorCause::kSequenceBusy);
   }
   if (TokensMovedAhead() != 0) return PartlyMovedError();
+  if (absl::Status status = MakeLanes(); !status.ok()) return status;
   const std::uint64_t tokens = TokensInSegments();
   for (std::uint32_t layer = 0; layer < model_->layers(); ++layer) {
     const std::uint64_t held = lanes_[model_->layout().lane(layer, 0)].tail_start;
@@ -106,7 +107,7 @@ absl::StatusOr<std::uint64_t> Sequence::TokensOfLayer(std::uint32_t layer) {
   if (absl::Status status = Usable(); !status.ok()) return status;
   const absl::StatusOr<std::uint64_t> committed = CommittedLocked();
   if (!committed.ok()) return committed.status();
-  return std::max(*committed, lanes_[model_->layout().lane(layer, 0)].tail_start);
+  return std::max(*committed, LaneAt(model_->layout().lane(layer, 0)).tail_start);
 }
 
 absl::Status Sequence::AbsorbLocked(std::uint64_t upto) {

@@ -34,6 +34,7 @@ absl::StatusOr<std::unique_ptr<Tenant>> Node::NewTenant(std::size_t index,
   tenant.host_tier = &host_tier_;
   tenant.instance = instance_;
   tenant.node = &account_;
+  tenant.guarantees = &guarantees_;
   tenant.host_rows = &host_rows_;
   tenant.device = options_.device;
   tenant.directory_memory = &directory_memory_;
@@ -82,11 +83,22 @@ absl::Status Node::SetTenants(const std::vector<TenantOptions>& tenants) {
   std::size_t next = known;
   for (std::unique_ptr<Tenant>& tenant : added) tenants_[next++] = std::move(tenant);
   count_.store(next, std::memory_order_release);
+  for (std::size_t i = 0; i < next; ++i) guarantees_.Set(i, 0);  // of closed tenants
+  for (std::size_t i = 0; i < tenants.size(); ++i) {
+    guarantees_.Set(found[i]->options().id.value() - 1, tenants[i].reserved_bytes);
+  }
   std::vector<Tenant*> idle;  // closed, and without a session
   {
     MutexLock lock(mutex_);
     for (Entry& entry : entries_) entry.token.reset();
-    for (std::size_t i = 0; i < tenants.size(); ++i) EntryOf(*found[i]).token = tenants[i].token;
+    const auto share = static_cast<std::uint32_t>(
+        std::max<std::size_t>(1, options_.max_sessions / (2 * tenants.size())));
+    for (std::size_t i = 0; i < tenants.size(); ++i) {
+      Entry& entry = EntryOf(*found[i]);
+      entry.token = tenants[i].token;
+      entry.max_sessions = tenants[i].max_sessions;
+      entry.guaranteed = entry.max_sessions == 0 ? share : std::min(share, entry.max_sessions);
+    }
     for (const std::unique_ptr<Tenant>& tenant : this->tenants()) {
       const Entry& entry = EntryOf(*tenant);
       if (!entry.open() && entry.sessions == 0) idle.push_back(tenant.get());
@@ -145,14 +157,19 @@ absl::Status Node::AdmitSession(const Tenant& tenant) {
     return absl::PermissionDeniedError(
         Concat("tenant ", tenant.name(), " was removed from this daemon's configuration"));
   }
+  if (own.max_sessions != 0 && own.sessions >= own.max_sessions) {
+    return WithCause(
+        absl::ResourceExhaustedError(Concat("tenant ", tenant.name(), " has ", own.sessions,
+                                            " sessions; its limit is ", own.max_sessions,
+                                            "; retry when one has ended, or raise max_sessions of "
+                                            "the tenant")),
+        ErrorCause::kQuota);
+  }
   const std::uint32_t all = SumOfSessions();
-  // A tenant's first session uses the slot reserved for it.
-  const auto kept = own.sessions == 0
-                        ? 0u
-                        : static_cast<std::uint32_t>(std::count_if(
-                              entries_.begin(), entries_.end(), [](const Entry& entry) {
-                                return entry.open() && entry.sessions == 0;
-                              }));
+  std::uint32_t kept = 0;  // for other tenants, unless this one is owed a session itself
+  if (own.unused() == 0) {
+    for (const Entry& entry : entries_) kept += entry.unused();
+  }
   if (all + kept < options_.max_sessions) {
     ++own.sessions;
     return absl::OkStatus();
@@ -163,13 +180,12 @@ absl::Status Node::AdmitSession(const Tenant& tenant) {
                                 "; retry when a session has ended, or raise max_sessions")),
                      ErrorCause::kQuota);
   }
-  return WithCause(
-      absl::ResourceExhaustedError(
-          Concat("tenant ", tenant.name(), " has ", own.sessions, " sessions; its limit is now ",
-                 own.sessions, ": of ", options_.max_sessions, " on this node, ",
-                 all - own.sessions, " belong to other tenants and ", kept,
-                 " are reserved for tenants without one; retry later, or raise max_sessions")),
-      ErrorCause::kQuota);
+  return WithCause(absl::ResourceExhaustedError(Concat(
+                       "tenant ", tenant.name(), " has ", own.sessions,
+                       " sessions; its limit is now ", own.sessions, ": of ", options_.max_sessions,
+                       " on this node, ", all - own.sessions, " belong to other tenants and ", kept,
+                       " are reserved for other tenants; retry later, or raise max_sessions")),
+                   ErrorCause::kQuota);
 }
 
 void Node::SessionEnded(Tenant& tenant) {

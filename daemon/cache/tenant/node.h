@@ -2,6 +2,7 @@
 // ever added, so finding one takes no lock.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstdint>
@@ -19,6 +20,7 @@
 #include "daemon/config/limits.h"
 #include "daemon/device/host_memory.h"
 #include "daemon/pool/account.h"
+#include "daemon/pool/guarantees.h"
 
 namespace tessera::cache {
 
@@ -29,6 +31,8 @@ class Node {
     std::string token;
     std::uint64_t hard_limit_bytes = 0;
     std::uint64_t soft_limit_bytes = 0;
+    std::uint64_t reserved_bytes = 0;  // of memory_bytes, which no other tenant can take
+    std::uint32_t max_sessions = 0;    // 0: only the node's limit applies
   };
   struct Options {
     std::uint64_t memory_bytes = 0;  // bound on all pools, directories, tails and staging arenas
@@ -70,8 +74,9 @@ class Node {
   Tenant* TenantByName(std::string_view name) const;
 
   // Counts a new session until SessionEnded is called. Returns RESOURCE_EXHAUSTED beyond
-  // max_sessions, which all tenants share; one slot is reserved for each other tenant that has no
-  // session yet. PERMISSION_DENIED if the tenant was closed.
+  // max_sessions, which all tenants share, and beyond the tenant's own limit. Each open tenant is
+  // guaranteed the half of an equal share, at least one session, that others cannot take.
+  // PERMISSION_DENIED if the tenant was closed.
   absl::Status AdmitSession(const Tenant& tenant);
   void SessionEnded(Tenant& tenant);
   std::uint32_t sessions() const;
@@ -82,6 +87,11 @@ class Node {
   struct Entry {
     std::optional<std::string> token;
     std::uint32_t sessions = 0;
+    std::uint32_t guaranteed = 0;  // sessions
+    std::uint32_t max_sessions = 0;  // 0: only the node's limit applies
+    std::uint32_t unused() const {
+      return open() ? guaranteed - std::min(guaranteed, sessions) : 0;
+    }
     bool open() const { return token.has_value(); }
   };
   explicit Node(const Options& options);
@@ -101,6 +111,7 @@ class Node {
   pool::Account account_;
   pool::Account host_rows_;
   pool::Account objects_;
+  pool::Guarantees guarantees_{&account_};
   tiers::HostTier host_tier_;
   device::HostMemorySource directory_memory_{"tessera-directory"};
   Mutex set_mutex_;      // tenants are opened and closed under it; taken before mutex_

@@ -83,15 +83,21 @@ absl::StatusOr<std::unique_ptr<Tenant>> Tenant::Create(const Options& options) {
                      .observations = &tenant->host_rows_,
                      .offloaded = &tenant->offloaded_,
                      .host_tier = options.host_tier,
-                     .clock = options.clock};
+                     .clock = options.clock,
+                     .heap = {.tenant = &tenant->account_, .node = &tenant->part_}};
   return tenant;
 }
 
 Tenant::Tenant(const Options& options)
     : options_(options),
       account_(Concat("tenant ", options.name), options.hard_limit_bytes, options.objects),
+      part_(options.guarantees == nullptr
+                ? pool::Account(Concat("tenant ", options.name, ", part of the node"), 0,
+                                options.node)
+                : pool::Account(Concat("tenant ", options.name, ", part of the node"),
+                                options.guarantees, options.id.value() - 1)),
       held_(Concat("tenant ", options.name, ", extents and all"),
-            HeldLimit(options, options.hard_limit_bytes), options.node),
+            HeldLimit(options, options.hard_limit_bytes), &part_),
       host_rows_(Concat("tenant ", options.name, ", rows in host memory"), options.host_rows_bytes,
                  options.host_rows),
       raw_copies_(Concat("tenant ", options.name, ", raw copies"),
@@ -107,6 +113,12 @@ Tenant::~Tenant() {
   MutexLock lock(mutex_);
   for (auto& [id, sequence] : sequences_) sequence->Free();
   sequences_.clear();
+}
+
+std::uint64_t Tenant::reserved_bytes() const {
+  return options_.guarantees == nullptr
+             ? 0
+             : options_.guarantees->reserved_bytes(options_.id.value() - 1);
 }
 
 void Tenant::SetLimits(const Limits& limits) {
@@ -168,7 +180,11 @@ Tenant::Freed Tenant::EndSession(SessionId id) {
   for (SequenceId sequence : session->Owned()) (void)FreeIfOwned(sequence, id, &freed);
   {
     MutexLock lock(mutex_);
-    for (auto& [model_id, model] : models_) model.users.erase(id);
+    for (auto& [model_id, model] : models_) {
+      model.users.erase(id);
+      if (model.users.empty()) model.held = nullptr;
+    }
+    absl::erase_if(models_, [](const auto& entry) { return entry.second.model.expired(); });
   }
   session->CountSteps(counters_);
   return freed;
@@ -205,23 +221,23 @@ absl::StatusOr<std::shared_ptr<const Model>> Tenant::RegisterModel(ModelSpec spe
       Model::Create(ModelId(NextId()), std::move(spec), options_.ring_tiles);
   if (!model.ok()) return model.status();
   MutexLock lock(mutex_);
-  for (auto& [id, known] : models_) {
-    if (known.model->spec().name != model->spec().name) continue;
-    if (known.model->spec() == model->spec()) {
-      known.users.insert(session);
-      return known.model;
-    }
-    if (known.InUse()) {
-      return absl::AlreadyExistsError(
-          Concat("model \"", known.model->spec().name,
-                 "\" is already registered with a different geometry; choose another name"));
-    }
+  // Otherwise, a model registered while its session ends would be kept for ever.
+  if (session.valid() && !sessions_.contains(session)) {
+    return absl::UnauthenticatedError(Concat(session.ToString(), " has ended"));
   }
-  // Models that no session or sequence uses give up their slots and their names.
-  const bool full = models_.size() >= options_.max_models;
-  absl::erase_if(models_, [&](const auto& entry) {
-    return !entry.second.InUse() && (full || entry.second.model->spec().name == model->spec().name);
-  });
+  absl::erase_if(models_, [](const auto& entry) { return entry.second.model.expired(); });
+  for (auto& [id, registered] : models_) {
+    const std::shared_ptr<const Model> known = registered.model.lock();
+    if (known == nullptr || known->spec().name != model->spec().name) continue;
+    if (known->spec() == model->spec()) {
+      registered.users.insert(session);
+      registered.held = known;
+      return known;
+    }
+    return absl::AlreadyExistsError(
+        Concat("model \"", known->spec().name,
+               "\" is already registered with a different geometry; choose another name"));
+  }
   if (models_.size() >= options_.max_models) {
     return WithCause(
         absl::ResourceExhaustedError(Concat("tenant ", name(), " has ", models_.size(),
@@ -230,16 +246,25 @@ absl::StatusOr<std::shared_ptr<const Model>> Tenant::RegisterModel(ModelSpec spe
                                             "or raise max_models_per_tenant")),
         ErrorCause::kQuota);
   }
-  auto shared = std::make_shared<const Model>(*std::move(model));
-  models_[shared->id()] = {.model = shared, .users = {session}};
+  absl::StatusOr<HeapCharge> charge =
+      HeapCharge::Reserve(memory_.heap, pool::MemoryTag::kModels, model->bytes());
+  if (!charge.ok()) return charge.status();
+  struct Charged {
+    Model model;
+    HeapCharge charge;
+  };
+  const auto charged = std::make_shared<Charged>(Charged{*std::move(model), *std::move(charge)});
+  const std::shared_ptr<const Model> shared(charged, &charged->model);
+  models_[shared->id()] = {.model = shared, .held = shared, .users = {session}};
   return shared;
 }
 
 absl::StatusOr<std::shared_ptr<const Model>> Tenant::FindModel(ModelId id) const {
   MutexLock lock(mutex_);
   const auto it = models_.find(id);
-  if (it == models_.end()) return absl::NotFoundError(Concat("no ", id.ToString()));
-  return it->second.model;
+  std::shared_ptr<const Model> model = it == models_.end() ? nullptr : it->second.model.lock();
+  if (model == nullptr) return absl::NotFoundError(Concat("no ", id.ToString()));
+  return model;
 }
 
 // ---- sequences

@@ -22,6 +22,7 @@
 #include "daemon/cache/sequence/sequence.h"
 #include "daemon/cache/tenant/session_state.h"
 #include "daemon/pool/epochs.h"
+#include "daemon/pool/guarantees.h"
 #include "daemon/pool/pool.h"
 #include "daemon/tiers/host/host_tier.h"
 
@@ -46,6 +47,9 @@ class Tenant {
     std::uint64_t prefix_hash_seed = 0;
     Clock::Duration pin_limit{};
     pool::Account* node = nullptr;
+    // Charge `node` with what this tenant uses, and keep a part free for it; null: charged
+    // directly.
+    pool::Guarantees* guarantees = nullptr;
     pool::Account* host_rows = nullptr;  // node account
     std::uint64_t host_rows_bytes = 0;   // this tenant's share; 0: only the node's limit applies
     pool::Account* objects = nullptr;    // node account for the objects of all tenants; may be null
@@ -69,6 +73,11 @@ class Tenant {
   // Rows held in host memory: raw copies and observations.
   const pool::Account& host_rows() const { return host_rows_; }
   const TenantMemory& memory() const { return memory_; }
+  // Memory of the node that the tenant uses: its extents, tails and staging arenas, and heap
+  // memory.
+  const pool::Account& part() const { return part_; }
+  // What it may use of the node's memory whatever others do.
+  std::uint64_t reserved_bytes() const;
   // Above it, idle memory is reclaimed first; 0: none.
   std::uint64_t soft_limit_bytes() const { return soft_limit_.load(std::memory_order_relaxed); }
   struct Limits {
@@ -111,8 +120,8 @@ class Tenant {
   std::size_t session_count() const;
 
   // ---- models
-  // A model is kept while a session that registered it or a sequence of it exists; after that, it
-  // is kept until its slot or its name is needed.
+  // A model lives, and is charged to the tenant, while a session that registered it, a sequence or
+  // a prefix of it exists. UNAUTHENTICATED: the session has ended. An invalid session never ends.
   absl::StatusOr<std::shared_ptr<const Model>> RegisterModel(ModelSpec spec, SessionId session);
   absl::StatusOr<std::shared_ptr<const Model>> FindModel(ModelId id) const;
 
@@ -172,9 +181,9 @@ class Tenant {
 
  private:
   struct Registered {
-    std::shared_ptr<const Model> model;
+    std::weak_ptr<const Model> model;
+    std::shared_ptr<const Model> held;     // null without users: sequences keep it alive then
     absl::flat_hash_set<SessionId> users;  // live sessions that registered it
-    bool InUse() const { return !users.empty() || model.use_count() > 1; }
   };
   explicit Tenant(const Options& options);
   std::uint64_t NextId();
@@ -185,7 +194,8 @@ class Tenant {
 
   const Options options_;
   pool::Account account_;  // bytes of objects, bounded by the hard limit
-  pool::Account held_;     // physical memory, charged on to the node
+  pool::Account part_;     // everything that is charged to the node
+  pool::Account held_;     // physical memory, charged on to part_
   pool::Account host_rows_;
   pool::Account raw_copies_;  // part of host_rows_; smaller, so observations always find some room
   pool::Account offloaded_;

@@ -25,7 +25,9 @@ absl::Status Compactor::SetPolicy(cache::Sequence& sequence, policies::Policy po
     const std::shared_ptr<ManagedSequence> before = ManagedSequence::Of(sequence);
     if (before == nullptr) return ReplacePolicy(sequence, nullptr, std::move(policy));
     if (before->policy().text == policy.text) return absl::OkStatus();
-    absl::Status status;
+    // Whoever holds the lanes needs them.
+    absl::Status status = before->MakeLanes();
+    if (!status.ok()) return status;
     {
       // No job of the previous policy may be at work on a lane: its result would be attributed to
       // the next policy.
@@ -54,7 +56,13 @@ absl::Status Compactor::ReplacePolicy(cache::Sequence& sequence, ManagedSequence
     sequence.set_has_manual_changes();
   const bool packs = policy.mosaic.has_value();
   const bool idle = policy.dense() && !policy.selection.has_value();
-  auto managed = std::make_shared<ManagedSequence>(std::move(policy), sequence.model());
+  absl::StatusOr<std::shared_ptr<ManagedSequence>> created =
+      ManagedSequence::Create(std::move(policy), sequence.model(), sequence.memory().heap);
+  if (!created.ok()) return created.status();
+  std::shared_ptr<ManagedSequence> managed = *std::move(created);
+  if (before != nullptr || sequence.has_lanes()) {
+    if (absl::Status status = managed->MakeLanes(); !status.ok()) return status;
+  }
   if (before != nullptr) {
     managed->Follow(*before, sequence);
   } else {
@@ -145,23 +153,27 @@ absl::StatusOr<std::shared_ptr<cache::Sequence>> Compactor::ForkPaused(
   std::vector<std::optional<SealRequest>> ahead(model.lanes());
   const auto look = [&] {
     for (std::uint32_t lane = 0; lane < ahead.size(); ++lane) {
-      const std::optional<SealRequest> now = managed.lane(lane).work->seals.Ahead();
+      const ManagedLane* const held = managed.FindLane(lane);
+      if (held == nullptr) return;
+      const std::optional<SealRequest> now = held->work->seals.Ahead();
       if (!now.has_value()) continue;
       if (!ahead[lane].has_value()) ahead[lane].emplace();
       ahead[lane]->Join(*now);
     }
   };
   look();
+  absl::StatusOr<std::shared_ptr<ManagedSequence>> own = managed.CreateForFork(model);
+  if (!own.ok()) return own.status();
   absl::StatusOr<std::shared_ptr<cache::Sequence>> child = fork();
   if (!child.ok()) return child;
   look();
   const std::uint64_t tokens = (*child)->Describe(/*lanes=*/false).tokens;
-  const auto own = std::make_shared<ManagedSequence>(managed, pause, **child, tokens);
-  (*child)->set_companion(own);
+  (*own)->Inherit(managed, pause, **child, tokens);
+  (*child)->set_companion(*own);
   for (std::uint32_t lane = 0; lane < ahead.size(); ++lane) {
     if (!ahead[lane].has_value()) continue;
     ahead[lane]->CutTo(tokens);
-    RequestSeal(*child, *own, lane, *ahead[lane]);
+    RequestSeal(*child, **own, lane, *ahead[lane]);
   }
   return child;
 }
@@ -355,6 +367,7 @@ void Compactor::Compress(const std::shared_ptr<cache::Sequence>& sequence, const
       batch->Report(tokens.status());
       return;
     }
+    if (*tokens == 0) continue;
     const SealRequest all = {.all_before = *tokens};
     for (std::uint32_t head = 0; head < layout.kv_heads(layer); ++head) {
       const std::uint32_t lane = layout.lane(layer, head);

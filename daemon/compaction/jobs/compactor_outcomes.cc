@@ -92,9 +92,10 @@ std::vector<LaneOutcome> Compactor::OutcomesOf(
       continue;
     }
     const std::uint32_t index = sequence.model().layout().lane(lane.layer, lane.kv_head);
-    outcomes.push_back(OutcomeOf(lane, managed->policy(), managed->lane(index).left_dense.Get(),
-                                 managed->layer(lane.layer).left_dense.Get(),
-                                 managed->decided_until(lane.layer)));
+    const ManagedLane* const held = managed->FindLane(index);
+    outcomes.push_back(
+        OutcomeOf(lane, managed->policy(), held == nullptr ? DenseRows() : held->left_dense.Get(),
+                  managed->layer(lane.layer).left_dense.Get(), managed->decided_until(lane.layer)));
   }
   return outcomes;
 }

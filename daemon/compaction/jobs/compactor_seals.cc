@@ -70,7 +70,7 @@ void Compactor::QueueSeal(const std::shared_ptr<cache::Sequence>& sequence, cons
 
 std::optional<absl::Status> Compactor::Seal(cache::Sequence& sequence, ManagedSequence& managed,
                                             std::uint32_t index, bool& is_continuation) {
-  ManagedSequence::ManagedLane& lane = managed.lane(index);
+  ManagedLane& lane = managed.lane(index);
   MutexLock lock(lane.work->mutex);
   // A job that begins after SetPolicy must follow the new policy.
   if (ManagedSequence::Of(sequence).get() != &managed) return std::nullopt;
@@ -164,6 +164,7 @@ void Compactor::QueueDeferred(std::optional<DeferredSeals::Item> item) {
 
 void Compactor::QueueDeferredOf(const std::shared_ptr<cache::Sequence>& sequence,
                                 ManagedSequence& managed) {
+  if (managed.FindLane(0) == nullptr) return;
   for (std::uint32_t lane = 0; lane < sequence->model().lanes(); ++lane) {
     LaneWork& work = *managed.lane(lane).work;
     if (work.seal_in_line.load() || !work.seals.RequeueDeferred()) continue;

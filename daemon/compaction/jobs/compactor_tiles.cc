@@ -73,8 +73,8 @@ absl::Status Compactor::EncodeTiles(const std::shared_ptr<cache::Sequence>& sequ
                                     std::uint32_t index,
                                     bool waits) TESSERA_NO_THREAD_SAFETY_ANALYSIS {
   const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(*sequence);
-  if (managed == nullptr) return absl::OkStatus();
-  ManagedSequence::ManagedLane& lane = managed->lane(index);
+  if (managed == nullptr || managed->FindLane(index) == nullptr) return absl::OkStatus();
+  ManagedLane& lane = managed->lane(index);
   if (waits) {
     lane.work->mutex.Lock();
   } else if (!lane.work->mutex.TryLock()) {
@@ -144,7 +144,8 @@ absl::Status Compactor::EncodeTilesOf(cache::Sequence& sequence, ManagedSequence
 
 void Compactor::OnLaneReleased(const std::shared_ptr<cache::Sequence>& sequence,
                                ManagedSequence& managed, std::uint32_t lane) {
-  if (managed.lane(lane).work->tiles_left.load()) {
+  const ManagedLane* const released = managed.FindLane(lane);
+  if (released != nullptr && released->work->tiles_left.load()) {
     QueueTiles(sequence, {.first = lane, .end = lane + 1}, Ticket(nullptr));
   }
 }

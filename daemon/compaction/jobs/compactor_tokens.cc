@@ -354,7 +354,7 @@ absl::Status Compactor::CarryOut(cache::Sequence& sequence, ManagedSequence& man
   for (std::uint32_t head = 0; head < layout.kv_heads(layer); ++head) {
     if (choice.done[head] || (choice.Untouched(head) && !settles && LeavesRows(policy))) continue;
     const std::uint32_t index = layout.lane(layer, head);
-    ManagedSequence::ManagedLane& lane = managed.lane(index);
+    ManagedLane& lane = managed.lane(index);
     MutexLock lock(lane.work->mutex);
     LaneCoder::Options coding = CoderOptions(sequence, managed, lane.state);
     if (settles || !choice.Untouched(head)) coding.decision = &choice.lanes[head];

@@ -14,39 +14,20 @@
 #include "daemon/base/check.h"
 #include "daemon/base/mutex.h"
 #include "daemon/cache/sequence/sequence.h"
+#include "daemon/compaction/jobs/managed_lanes.h"
 #include "daemon/compaction/jobs/prompt_spans.h"
 #include "daemon/compaction/lanes/lane_coder.h"
-#include "daemon/compaction/lanes/lane_state.h"
-#include "daemon/compaction/lanes/seal_requests.h"
 #include "daemon/compaction/lanes/token_selector.h"
 #include "daemon/compaction/lanes/uncommitted_step.h"
 #include "daemon/policies/policy.h"
 
 namespace tessera::compaction {
 
-// The lock and the pending work of a lane. Shared by the ManagedSequences that a sequence has under
-// its successive policies.
-struct LaneWork {
-  Mutex mutex;  // held by the job that works on the lane
-  SealRequests seals;
-  // Whether a deferred seal is in the queue for memory (DeferredSeals). Otherwise the lane's next
-  // rows request it again.
-  std::atomic<bool> seal_in_line{false};
-  // Tiles arrived while another job worked on the lane; that job queues them when it is done.
-  std::atomic<bool> tiles_left{false};
-};
-
 // A sequence's compaction state under one policy. Owned by the sequence as its companion, and
 // replaced when another policy is set; a dense sequence without known chunk boundaries has none.
 // Any thread may use it. Lock order: Pause, layers from last to first, lanes, text.
 class ManagedSequence final : public cache::Companion {
  public:
-  struct ManagedLane {
-    std::shared_ptr<LaneWork> work = std::make_shared<LaneWork>();
-    LaneState state TESSERA_GUARDED_BY(work->mutex);
-    DenseRecord left_dense;  // what the last seal left dense
-  };
-
   // If the policy chooses nothing, only the boundaries of text chunks are kept.
   struct ManagedLayer {
     Mutex mutex;  // held by the job that chooses; locked before the lanes' mutexes
@@ -61,8 +42,18 @@ class ManagedSequence final : public cache::Companion {
     std::atomic<std::uint32_t> pending{0};
   };
 
-  ManagedSequence(policies::Policy policy, const cache::Model& model)
-      : policy_(std::move(policy)), lanes_(model.lanes()), layers_(model.layers()) {}
+  // RESOURCE_EXHAUSTED: the tenant or the node has no room for it.
+  static absl::StatusOr<std::shared_ptr<ManagedSequence>> Create(
+      policies::Policy policy, const cache::Model& model, const cache::HeapCharge::Accounts& heap) {
+    absl::StatusOr<cache::HeapCharge> charge =
+        cache::HeapCharge::Reserve(heap, pool::MemoryTag::kState,
+                                   sizeof(ManagedSequence) + model.layers() * sizeof(ManagedLayer));
+    if (!charge.ok()) return charge.status();
+    return std::shared_ptr<ManagedSequence>(
+        new ManagedSequence(std::move(policy), model, heap, *std::move(charge)));
+  }
+  absl::Status MakeLanes() override { return lanes_.Make(); }
+
   // While held, no layer is being decided about, and no choice is partly carried out by a running
   // job. Exclusive: policy changes, forks and truncations hold it, too.
   class Pause {
@@ -84,15 +75,16 @@ class ManagedSequence final : public cache::Companion {
     ManagedSequence& sequence_;
   };
 
-  // While held, no job works on any lane. Lock after Pause.
+  // While held, no job works on any lane. Lock after Pause. Makes the lanes: a job may work on them
+  // as soon as there are rows.
   class LanesHeld {
    public:
     explicit LanesHeld(ManagedSequence& sequence) TESSERA_NO_THREAD_SAFETY_ANALYSIS
         : sequence_(sequence) {
-      for (ManagedLane& lane : sequence.lanes_) lane.work->mutex.Lock();
+      for (std::uint32_t i = 0; i < sequence.lane_count_; ++i) sequence.lane(i).work->mutex.Lock();
     }
     ~LanesHeld() TESSERA_NO_THREAD_SAFETY_ANALYSIS {
-      for (ManagedLane& lane : sequence_.lanes_) lane.work->mutex.Unlock();
+      for (ManagedLane& lane : sequence_.lanes_.all()) lane.work->mutex.Unlock();
     }
     LanesHeld(const LanesHeld&) = delete;
     LanesHeld& operator=(const LanesHeld&) = delete;
@@ -101,11 +93,17 @@ class ManagedSequence final : public cache::Companion {
     ManagedSequence& sequence_;
   };
 
-  // The state of a fork that has the first `tokens` tokens of a paused sequence. Observations that
-  // no decision has used yet are copied.
-  ManagedSequence(ManagedSequence& parent, const Pause&, cache::Sequence& fork,
-                  std::uint64_t tokens) TESSERA_NO_THREAD_SAFETY_ANALYSIS
-      : ManagedSequence(parent.policy_, fork.model()) {
+  // Creates the state of a fork, to be filled by Inherit. Call it before forking: it can fail.
+  absl::StatusOr<std::shared_ptr<ManagedSequence>> CreateForFork(const cache::Model& model) {
+    absl::StatusOr<std::shared_ptr<ManagedSequence>> fork = Create(policy_, model, heap_);
+    if (!fork.ok() || lanes_.all().empty()) return fork;
+    if (absl::Status status = (*fork)->MakeLanes(); !status.ok()) return status;
+    return fork;
+  }
+  // Takes over the state of a paused sequence, of which `fork` has the first `tokens` tokens,
+  // before this object becomes visible. Observations that no decision has used yet are copied.
+  void Inherit(ManagedSequence& parent, const Pause&, cache::Sequence& fork,
+               std::uint64_t tokens) TESSERA_NO_THREAD_SAFETY_ANALYSIS {
     if (parent.SplitsDecision(tokens)) fork.set_has_manual_changes();
     TakeLeftDenseOf(parent);
     for (std::size_t i = 0; i < layers_.size(); ++i) {
@@ -128,18 +126,19 @@ class ManagedSequence final : public cache::Companion {
   // Whether jobs are queued or running for the sequence.
   bool Busy() const override {
     return tiles_wanted_.load() ||
-           std::any_of(lanes_.begin(), lanes_.end(),
-                       [](const ManagedLane& lane) {
-                         return lane.work->seals.wanted() || lane.work->tiles_left.load();
-                       }) ||
+           std::ranges::any_of(lanes_.all(),
+                               [](const ManagedLane& lane) {
+                                 return lane.work->seals.wanted() || lane.work->tiles_left.load();
+                               }) ||
            std::any_of(layers_.begin(), layers_.end(),
                        [](const ManagedLayer& layer) { return layer.pending.load() != 0; });
   }
 
   const policies::Policy& policy() const { return policy_; }
-  const ManagedLane& lane(std::uint32_t index) const { return lanes_[index]; }
+  // Null while the sequence has no rows.
+  const ManagedLane* FindLane(std::uint32_t index) const { return lanes_.Find(index); }
   const ManagedLayer& layer(std::uint32_t index) const { return layers_[index]; }
-  ManagedLane& lane(std::uint32_t index) { return lanes_[index]; }
+  ManagedLane& lane(std::uint32_t index) { return lanes_.at(index); }
   ManagedLayer& layer(std::uint32_t index) { return layers_[index]; }
 
   // Whether the layer has a choice that must be finished.
@@ -148,7 +147,8 @@ class ManagedSequence final : public cache::Companion {
   // The loss of a lane's newest tiles under the previous segment's strategy; 0 if no tiles wait for
   // their own strategy, or none was added since a fork or a policy change.
   kernels::Loss MonitoredLoss(std::uint32_t index) const TESSERA_NO_THREAD_SAFETY_ANALYSIS {
-    return lanes_[index].state.MonitoredLoss();
+    const ManagedLane* const lane = FindLane(index);
+    return lane == nullptr ? kernels::Loss() : lane->state.MonitoredLoss();
   }
   // The tokens that every layer has decided about.
   std::uint64_t decided_until() const TESSERA_NO_THREAD_SAFETY_ANALYSIS {
@@ -190,7 +190,7 @@ class ManagedSequence final : public cache::Companion {
   void CutTo(cache::Sequence& sequence, std::uint64_t tokens,
              const Pause&) TESSERA_NO_THREAD_SAFETY_ANALYSIS {
     if (SplitsDecision(tokens)) sequence.set_has_manual_changes();
-    for (ManagedLane& lane : lanes_) {
+    for (ManagedLane& lane : lanes_.all()) {
       lane.work->seals.CutTo(tokens);
       lane.left_dense.CutTo(tokens);
     }
@@ -243,7 +243,9 @@ class ManagedSequence final : public cache::Companion {
       // This budget would have dropped other entries, at other times.
       if (layer.state.decided_until > 0) sequence.set_has_manual_changes();
     }
-    for (std::size_t i = 0; i < lanes_.size(); ++i) lanes_[i].work = before.lanes_[i].work;
+    // The lanes of `before` are held, so they exist.
+    const std::span<ManagedLane> theirs = before.lanes_.all();
+    for (std::uint32_t i = 0; i < theirs.size(); ++i) lane(i).work = theirs[i].work;
     std::vector<policies::TextMark> text = before.text();
     std::vector<policies::TokenSpan> prompts = before.prompts();
     uncommitted_step_.Follow(before.uncommitted_step_);
@@ -305,8 +307,9 @@ class ManagedSequence final : public cache::Companion {
 
  private:
   void TakeLeftDenseOf(const ManagedSequence& other) {
-    for (std::size_t i = 0; i < lanes_.size(); ++i) {
-      lanes_[i].left_dense.Set(other.lanes_[i].left_dense.Get());
+    const std::span<ManagedLane> theirs = other.lanes_.all();
+    for (std::uint32_t i = 0; i < theirs.size(); ++i) {
+      lane(i).left_dense.Set(theirs[i].left_dense.Get());
     }
     for (std::size_t i = 0; i < layers_.size(); ++i) {
       layers_[i].left_dense.Set(other.layers_[i].left_dense.Get());
@@ -317,10 +320,22 @@ class ManagedSequence final : public cache::Companion {
     prompts_.CutTo(tokens);
   }
 
+  ManagedSequence(policies::Policy policy, const cache::Model& model,
+                  const cache::HeapCharge::Accounts& heap, cache::HeapCharge charge)
+      : policy_(std::move(policy)),
+        heap_(heap),
+        charge_(std::move(charge)),
+        lane_count_(model.lanes()),
+        lanes_(heap, model.lanes()),
+        layers_(model.layers()) {}
+
   const policies::Policy policy_;
+  const cache::HeapCharge::Accounts heap_;
+  const cache::HeapCharge charge_;  // of this object and its layers
   Mutex paused_;
   std::atomic<bool> tiles_wanted_{false};
-  std::vector<ManagedLane> lanes_;
+  const std::uint32_t lane_count_;
+  ManagedLanes lanes_;
   std::vector<ManagedLayer> layers_;
   mutable Mutex text_mutex_;
   std::vector<policies::TextMark> text_ TESSERA_GUARDED_BY(text_mutex_);

@@ -42,7 +42,7 @@ void LaneState::Observe(const kernels::LaneRows& rows, const kernels::Operations
 void LaneState::ObserveLoss(const kernels::Loss& mean_of_tile, std::uint64_t window_tokens) {
   window_.push_back(mean_of_tile);
   while (window_.size() > 1 && window_.size() * kernels::kTileEntries > window_tokens) {
-    window_.pop_front();
+    window_.erase(window_.begin());
   }
   const kernels::Loss loss = MeanLoss();
   monitored_key_loss_ = static_cast<float>(loss.key);

@@ -6,7 +6,6 @@
 
 #include <atomic>
 #include <cstdint>
-#include <deque>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -69,7 +68,7 @@ class LaneState {
   std::uint64_t entries_ = 0;  // added by Observe, or skipped by Meet
   std::optional<LaneMoments> moments_;
   pool::Charge charge_;
-  std::deque<kernels::Loss> window_;  // mean loss of each of the newest tiles
+  std::vector<kernels::Loss> window_;  // mean loss of each of the newest tiles
   std::atomic<float> monitored_key_loss_{0};
   std::atomic<float> monitored_value_loss_{0};
 

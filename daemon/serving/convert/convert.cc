@@ -57,9 +57,33 @@ static_assert(static_cast<int>(kernels::ElementType::kBf16) == v1::DTYPE_BF16);
 static_assert(static_cast<int>(kernels::ElementType::kFp16) == v1::DTYPE_FP16);
 static_assert(static_cast<int>(kernels::ElementType::kFp32) == v1::DTYPE_FP32);
 
+namespace {
+
+// As cache::BytesOf counts the spec.
+std::uint64_t SpecBytesOf(const v1::ModelGeometry& geometry) {
+  const auto size = [](int count) { return static_cast<std::uint64_t>(count); };
+  std::uint64_t bytes = geometry.name().size() + geometry.rope().scaling().size() +
+                        size(geometry.layers_size()) * sizeof(cache::LayerSpec) +
+                        size(geometry.delimiter_token_ids_size()) * sizeof(std::uint32_t) +
+                        size(geometry.rope().frequency_size()) * sizeof(double);
+  for (const v1::LayerGeometry& layer : geometry.layers()) {
+    bytes += size(layer.sinks_size()) * sizeof(float);
+  }
+  return bytes;
+}
+
+}  // namespace
+
 absl::StatusOr<cache::ModelSpec> ToModelSpec(const v1::ModelGeometry& geometry) {
   absl::StatusOr<kernels::ElementType> type = ToElementType(geometry.dtype(), "model");
   if (!type.ok()) return type.status();
+  // Before any list is copied.
+  if (absl::Status status = cache::CheckLayerCount(geometry.layers_size()); !status.ok()) {
+    return status;
+  }
+  if (absl::Status status = cache::CheckSpecBytes(SpecBytesOf(geometry)); !status.ok()) {
+    return status;
+  }
   cache::ModelSpec spec;
   spec.name = geometry.name();
   spec.type = *type;

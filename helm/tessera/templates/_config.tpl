@@ -35,6 +35,12 @@
 {{- if .hardLimitBytes -}}
 {{- $_ := set $tenant "hard_limit_bytes" (include "tessera.bytes" .hardLimitBytes) -}}
 {{- end -}}
+{{- if .reservedBytes -}}
+{{- $_ := set $tenant "reserved_bytes" (include "tessera.bytes" .reservedBytes) -}}
+{{- end -}}
+{{- if .maxSessions -}}
+{{- $_ := set $tenant "max_sessions" (int64 .maxSessions) -}}
+{{- end -}}
 {{- $tenants = append $tenants $tenant -}}
 {{- end -}}
 {{- if $tenants -}}

@@ -297,7 +297,8 @@ TEST(Operate, CheckConfigSaysOkOrWhatIsWrong) {
   const fakes::FinishedDaemon good =
       fakes::RunDaemonToEnd({"--check-config", "--device=cpu", "--pool-bytes=256MiB"});
   EXPECT_EQ(good.exit_code, 0);
-  EXPECT_EQ(good.output, "ok\n");
+  EXPECT_THAT(good.output, testing::EndsWith("\nok\n"));
+  EXPECT_THAT(good.output, HasSubstr("memory: pool_bytes 256.0 MiB + host_tier_bytes "));
   const fakes::FinishedDaemon warned =
       fakes::RunDaemonToEnd({"--check-config", "--device=cpu", "--listen=0.0.0.0:7400"});
   EXPECT_EQ(warned.exit_code, 0);

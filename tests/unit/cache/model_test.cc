@@ -100,6 +100,17 @@ const Refusal kRefusals[] = {
      [](ModelSpec& m) { m.delimiter_token_ids.resize(65537); },
      kInvalid,
      {"65537", "65536"}},
+    {"scaling", [](ModelSpec& m) { m.rope_scaling.assign(65, 'x'); }, kInvalid, {"65", "64"}},
+    {"too_large",
+     [](ModelSpec& m) {
+       m.layers.assign(1024, m.layers[0]);
+       for (LayerSpec& layer : m.layers) {
+         layer.query_heads = 1024;
+         layer.sinks.assign(1024, 0);
+       }
+     },
+     kInvalid,
+     {"bytes", "1048576"}},
     {"theta_nan", [](ModelSpec& m) { m.rope_theta = std::nan(""); }, kInvalid, {"theta"}},
     {"theta_negative", [](ModelSpec& m) { m.rope_theta = -1; }, kInvalid, {"theta", "-1"}},
     {"frequency_nan",

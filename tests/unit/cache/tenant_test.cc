@@ -130,12 +130,12 @@ TEST_F(TenantTest, AModelIsRegisteredOncePerName) {
   ModelSpec spelled = SmallModel("a", 2, 1);
   for (LayerSpec& layer : spelled.layers) layer.scale = 0.125f;  // spells out the default
   EXPECT_EQ(world_.Register(spelled)->id(), first->id());
-  const absl::Status other = tenant().RegisterModel(SmallModel("a", 3, 1), SessionId(1)).status();
+  const absl::Status other = tenant().RegisterModel(SmallModel("a", 3, 1), SessionId()).status();
   EXPECT_EQ(other.code(), StatusCode::kAlreadyExists);
   EXPECT_NE(other.ToString().find("\"a\""), std::string::npos) << other;
   world_.Register(SmallModel("b", 2, 1));
   world_.Register(SmallModel("c", 2, 1));
-  const absl::Status full = tenant().RegisterModel(SmallModel("d", 2, 1), SessionId(1)).status();
+  const absl::Status full = tenant().RegisterModel(SmallModel("d", 2, 1), SessionId()).status();
   EXPECT_EQ(full.code(), StatusCode::kResourceExhausted);
   EXPECT_NE(full.ToString().find("3"), std::string::npos) << full;
   EXPECT_EQ(world_.Register(SmallModel("a", 2, 1))->id(), first->id());  // known, so no new slot
@@ -158,6 +158,54 @@ TEST_F(TenantTest, AModelThatNobodyUsesGivesItsPlaceAndItsName) {
   EXPECT_TRUE(register_for(*other, SmallModel("b", 2, 1)).ok());   // the name is free again
   EXPECT_TRUE(tenant().FindModel(kept).ok());
   ASSERT_TRUE(tenant().FreeSequence((*held)->id()).ok());
+}
+
+TEST_F(TenantTest, AModelIsChargedUntilItsLastUserHasEnded) {
+  const auto charged = [&] { return tenant().account().used_bytes(pool::MemoryTag::kModels); };
+  const auto worker = world_.OpenSession();
+  const auto other = world_.OpenSession();
+  ModelSpec spec = SmallModel("large", 1, 1);
+  spec.delimiter_token_ids.assign(65536, 1);
+  const ModelId id = (*tenant().RegisterModel(spec, worker->id()))->id();
+  EXPECT_GE(charged(), 65536u * 4);
+  EXPECT_LE(charged(), 65536u * 4 + 4096);
+  const std::uint64_t once = charged();
+  EXPECT_EQ((*tenant().RegisterModel(spec, other->id()))->id(), id);
+  EXPECT_EQ(charged(), once);
+  world_.Validate();
+
+  const SequenceId sequence = (*tenant().CreateSequence(*other, id))->id();
+  tenant().EndSession(worker->id());
+  EXPECT_EQ(charged(), once);
+  EXPECT_TRUE(tenant().Handover(sequence, *other, world_.OpenSession()->id()).ok());
+  tenant().EndSession(other->id());
+  EXPECT_EQ(charged(), once) << "the sequence lives";
+  EXPECT_TRUE(tenant().FindModel(id).ok());
+  ASSERT_TRUE(tenant().FreeSequence(sequence).ok());
+  EXPECT_EQ(charged(), 0u);
+  EXPECT_EQ(tenant().FindModel(id).status().code(), StatusCode::kNotFound);
+}
+
+TEST_F(TenantTest, AModelOfAnEndedSessionIsRefused) {
+  const auto worker = world_.OpenSession();
+  tenant().EndSession(worker->id());
+  EXPECT_EQ(tenant().RegisterModel(SmallModel("m", 1, 1), worker->id()).status().code(),
+            StatusCode::kUnauthenticated);
+}
+
+TEST(Tenants, ModelsCountAgainstTheLimit) {
+  World world({.tenant_limit = 1 << 20, .max_models = 100});
+  const auto worker = world.OpenSession();
+  absl::Status status;
+  int models = 0;
+  while (status.ok() && models < 100) {
+    ModelSpec spec = SmallModel("m" + std::to_string(++models), 1, 1);
+    spec.delimiter_token_ids.assign(65536, 1);
+    status = world.tenant().RegisterModel(spec, worker->id()).status();
+  }
+  EXPECT_EQ(status.code(), StatusCode::kResourceExhausted);
+  EXPECT_NE(status.ToString().find("for models"), std::string::npos) << status;
+  EXPECT_EQ(models, 4);  // of 256 KiB and a bit
 }
 
 // ---- Sequences and sessions

@@ -112,7 +112,7 @@ class World {
   }
   std::shared_ptr<const Model> Register(ModelSpec spec, std::size_t i = 0) {
     absl::StatusOr<std::shared_ptr<const Model>> model =
-        tenant(i).RegisterModel(std::move(spec), SessionId(1));
+        tenant(i).RegisterModel(std::move(spec), SessionId());
     EXPECT_TRUE(model.ok()) << model.status();
     return *model;
   }
@@ -150,7 +150,8 @@ class World {
       expected_node += tenant->pool().extents() * pool_extent_bytes_ +
                        // The first extent is charged before the first session allocates it.
                        std::max(tenant->directory().pool().extents(), 1u) * kTestDirectoryExtent +
-                       used(pool::MemoryTag::kTails) + used(pool::MemoryTag::kStaging);
+                       used(pool::MemoryTag::kTails) + used(pool::MemoryTag::kStaging) +
+                       used(pool::MemoryTag::kState) + used(pool::MemoryTag::kModels);
     }
     ASSERT_EQ(node_.used_bytes(), expected_node);
   }
@@ -163,6 +164,7 @@ class World {
       EXPECT_EQ(tenant->sequence_count(), 0u);
       for (std::size_t tag = 0; tag < pool::kMemoryTags; ++tag) {
         const auto memory_tag = static_cast<pool::MemoryTag>(tag);
+        if (memory_tag == pool::MemoryTag::kModels) continue;  // Register needs no session
         EXPECT_EQ(tenant->account().used_bytes(memory_tag), 0u) << pool::TagName(memory_tag);
       }
       EXPECT_EQ(tenant->pool().used_bytes(), 0u);

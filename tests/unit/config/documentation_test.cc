@@ -48,6 +48,7 @@ std::string DefaultOf(const google::protobuf::FieldDescriptor* field) {
   if (field->is_repeated()) {
     return Concat("[\"", reflection->GetRepeatedString(message, field, 0), "\"]");
   }
+  if (!reflection->HasField(message, field)) return "null";
   switch (field->cpp_type()) {
     case FieldDescriptor::CPPTYPE_BOOL:
       return reflection->GetBool(message, field) ? "true" : "false";

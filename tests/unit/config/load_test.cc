@@ -79,8 +79,11 @@ TEST_F(LoadConfigTest, WithoutArgumentsGivesTheDefaults) {
   Config expected;
   expected.admin_listen.unix_path = "/run/tessera/tesserad.sock.admin";
   expected.pool_bytes = 4 * kGiB;
+  expected.host_tier_bytes = 1717986918;
+  expected.raw_copy_bytes = 515396075;
   expected.tenants[0].soft_limit_bytes = 4 * kGiB;
   expected.tenants[0].hard_limit_bytes = 4 * kGiB;
+  expected.tenants[0].reserved_bytes = 2 * kGiB;
   EXPECT_EQ(loaded->config, expected);
   EXPECT_FALSE(loaded->print.has_value());
 }
@@ -259,9 +262,12 @@ TEST_F(LoadConfigTest, APoolLargerThanThisMachineIsRefused) {
 }
 
 TEST_F(LoadConfigTest, ADerivedPoolIsANote) {
-  EXPECT_THAT(Load({})->notes, ElementsAre("pool 4.0 GiB: half of 8.0 GiB according to the test; "
-                                           "--pool-bytes sets it"));
-  EXPECT_THAT(Load({"--pool-bytes=1GiB"})->notes, IsEmpty());
+  EXPECT_THAT(Load({})->notes,
+              ElementsAre("pool 4.0 GiB of 8.0 GiB according to the test; --pool-bytes sets it",
+                          "memory: pool_bytes 4.0 GiB + host_tier_bytes 1.6 GiB + raw_copy_bytes "
+                          "491.5 MiB + messages 256.0 MiB + heap 256.0 MiB = 6.6 GiB of 8.0 GiB "
+                          "according to the test"));
+  EXPECT_THAT(Load({"--pool-bytes=1GiB"})->notes, ElementsAre(HasSubstr("pool_bytes 1.0 GiB + ")));
 }
 
 TEST_F(LoadConfigTest, CheckConfigAcceptsADeviceOfAnotherMachine) {

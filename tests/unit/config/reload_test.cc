@@ -116,6 +116,19 @@ TEST_F(ReloadPlanTest, ATenantWithoutALimitOfItsOwnKeepsThatOfTheRunningPool) {
   EXPECT_THAT(plan->needs_restart, ElementsAre("pool_bytes"));
 }
 
+TEST_F(ReloadPlanTest, ADerivedReserveFollowsTheRunningPoolAndTheTenants) {
+  Config fresh = Config();
+  fresh.pool_bytes = kPool * 2;
+  fresh.tenants = {{.name = "a", .token = "x"},
+                   {.name = "b", .token = "y"},
+                   {.name = "c", .token = "z", .reserved_bytes = kMiB}};
+  ASSERT_TRUE(ResolveDefaults(memory_, fresh).ok());
+  const auto plan = Plan(fresh);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_EQ(plan->config.tenants[0].reserved_bytes, kPool / 6);
+  EXPECT_EQ(plan->config.tenants[2].reserved_bytes, kMiB);
+}
+
 TEST_F(ReloadPlanTest, ALimitThatNeedsALargerPoolIsRefused) {
   Config fresh = running_;
   fresh.pool_bytes = kPool * 2;

@@ -20,7 +20,8 @@
 namespace tessera::config {
 namespace {
 
-constexpr std::uint64_t kMemory = 512 * kGiB;
+constexpr std::uint64_t kPoolMax = 512 * kGiB;
+constexpr std::uint64_t kMemory = kPoolMax + 2049 * kGiB;  // with the other parts
 
 absl::StatusOr<DeviceMemory> Memory(const DeviceChoice&) {
   return DeviceMemory{.bytes = kMemory, .source = "the test"};
@@ -53,7 +54,7 @@ class Generator {
       config.device.uuid = uuid;
     }
     config.pool_extent_bytes = kExtentUnit * In({1, 64});
-    config.pool_bytes = config.pool_extent_bytes * In({1, kMemory / config.pool_extent_bytes});
+    config.pool_bytes = config.pool_extent_bytes * In({1, kPoolMax / config.pool_extent_bytes});
     config.staging_bytes = kExtentUnit * In({1, 1000});
     config.tail_ring_tiles = 2u << In({0, 5});
     config.tail_extent_bytes = kExtentUnit * In({1, 100});
@@ -81,7 +82,7 @@ class Generator {
     config.log_format = static_cast<LogFormat>(In({0, 1}));
     config.tenants.clear();
     for (std::uint64_t i = 0, count = In({1, 4}); i < count; ++i) {
-      config.tenants.push_back(NextTenant(i, config.pool_bytes));
+      config.tenants.push_back(NextTenant(i, config.pool_bytes, config.max_sessions));
     }
     return config;
   }
@@ -99,10 +100,12 @@ class Generator {
     return {.unix_path = "", .tcp = {.host = Concat("host-", i), .port = Port()}};
   }
 
-  Tenant NextTenant(std::uint64_t i, std::uint64_t pool_bytes) {
+  Tenant NextTenant(std::uint64_t i, std::uint64_t pool_bytes, std::uint32_t max_sessions) {
     Tenant tenant{.name = Concat("tenant-", i)};
     tenant.hard_limit_bytes = In({1, pool_bytes});
     tenant.soft_limit_bytes = In({1, tenant.hard_limit_bytes});
+    tenant.reserved_bytes = In({1, std::max<std::uint64_t>(tenant.hard_limit_bytes / 4, 1)});
+    tenant.max_sessions = In({0, 1}) == 0 ? 0 : Small({1, max_sessions});
     if (i == 0) {
       tenant.token_file = token_file_;
       tenant.token = "from-the-file";

@@ -71,7 +71,19 @@ TEST(Validate, APoolLargerThanTheMemoryNamesBoth) {
 }
 
 TEST(Validate, AllOfTheMemoryIsAllowed) {
-  EXPECT_EQ(ErrorAfter([](Config& config) { config.pool_bytes = 8 * kGiB; }), "(no error)");
+  const auto with_pool = [](std::uint64_t pool_bytes) {
+    return ErrorAfter([pool_bytes](Config& config) {
+      config.pool_bytes = pool_bytes;
+      config.host_tier_bytes = kGiB / 2;
+      config.raw_copy_bytes = kGiB / 2;
+    });
+  };
+  EXPECT_EQ(with_pool(6 * kGiB + 512 * kMiB), "(no error)");
+  EXPECT_EQ(with_pool(6 * kGiB + 576 * kMiB),
+            "pool_bytes: does not fit into the memory with the other parts: pool_bytes 6.6 GiB + "
+            "host_tier_bytes 512.0 MiB + raw_copy_bytes 512.0 MiB + messages 256.0 MiB + heap "
+            "256.0 MiB = 8.1 GiB of 8.0 GiB according to the test; lower one of them, or leave it "
+            "out");
 }
 
 TEST(Validate, ThePoolIsWholeExtents) {
@@ -127,7 +139,7 @@ TEST(Validate, EveryRangeHoldsExactly) {
       {"slow_call_ms", kSlowCallMs, Setter(&Config::slow_call)},
       {"tcp_peer_limit_ms", kTcpPeerLimitMs, Setter(&Config::tcp_peer_limit)},
   };
-  const DeviceMemory plenty = {.bytes = kTiB, .source = "the test"};
+  const DeviceMemory plenty = {.bytes = 4 * kTiB, .source = "the test"};
   for (const RangeRow& row : rows) {
     SCOPED_TRACE(row.field);
     for (const std::uint64_t value : {row.range.min, row.range.max}) {
@@ -246,6 +258,50 @@ TEST(Validate, TenantLimitsFitIntoEachOther) {
                     HasSubstr("pool_bytes, 4294967296 (4.0 GiB)")));
   EXPECT_THAT(ErrorAfter([](Config& config) { config.tenants[0].hard_limit_bytes = kGiB; }),
               HasSubstr("tenants[0].soft_limit_bytes: "));
+  EXPECT_THAT(ErrorAfter([](Config& config) {
+                config.tenants[0].reserved_bytes = 2 * kGiB;
+                config.tenants[0].soft_limit_bytes = config.tenants[0].hard_limit_bytes = kGiB;
+              }),
+              AllOf(HasSubstr("tenants[0].reserved_bytes: 2147483648 (2.0 GiB)"),
+                    HasSubstr("hard_limit_bytes, 1073741824 (1.0 GiB)")));
+  EXPECT_THAT(ErrorAfter([](Config& config) { config.tenants[0].max_sessions = 65; }),
+              HasSubstr("tenants[0].max_sessions: 65 of tenant \"default\" is more than "
+                        "max_sessions of the daemon, 64"));
+}
+
+TEST(Validate, ReservesFitIntoThePool) {
+  const auto with = [](std::uint64_t first, std::uint64_t second) {
+    return ErrorAfter([=](Config& config) {
+      Tenant tenant = config.tenants[0];
+      tenant.reserved_bytes = first;
+      config.tenants = {tenant, tenant};
+      config.tenants[1].name = "second";
+      config.tenants[1].token = "x";
+      config.tenants[1].reserved_bytes = second;
+    });
+  };
+  EXPECT_EQ(with(kGiB, 3 * kGiB), "(no error)");
+  EXPECT_THAT(with(kGiB + 1, 3 * kGiB),
+              AllOf(HasSubstr("tenants[1].reserved_bytes: 3221225472 (3.0 GiB) of tenant "
+                              "\"second\""),
+                    HasSubstr("are 4294967297 (4.0 GiB), more than pool_bytes, 4294967296")));
+}
+
+TEST(ResolveDefaults, EachTenantIsGuaranteedHalfOfAnEqualShare) {
+  Config config;
+  config.tenants = {{.name = "a"},
+                    {.name = "b", .hard_limit_bytes = 100 * kMiB},
+                    {.name = "c", .reserved_bytes = kMiB}};
+  ASSERT_TRUE(ResolveDefaults(kEightGiB, config).ok());
+  EXPECT_EQ(config.tenants[0].reserved_bytes, 4 * kGiB / 6);
+  EXPECT_EQ(config.tenants[1].reserved_bytes, 100 * kMiB);
+  EXPECT_EQ(config.tenants[2].reserved_bytes, kMiB);
+  // Of a small pool, a part must hold an extent and a directory.
+  Config small;
+  small.tenants = {{.name = "a"}, {.name = "b"}, {.name = "c"}};
+  ASSERT_TRUE(ResolveDefaults({.bytes = 512 * kMiB, .source = ""}, small).ok());
+  EXPECT_EQ(small.pool_bytes, 256 * kMiB);
+  EXPECT_EQ(small.tenants[0].reserved_bytes, 68 * kMiB);
 }
 
 TEST(Validate, TlsFilesComeTogether) {

@@ -122,6 +122,17 @@ TEST(Process, ReportsItself) {
   const std::ifstream open("/proc/self/stat");
   const Samples after(metrics);
   EXPECT_EQ(after.total.at("process_open_fds"), before.total.at("process_open_fds") + 1);
+  EXPECT_FALSE(after.total.contains("tessera_memory_headroom_bytes"));
+}
+
+TEST(Process, TheHeadroomIsWhatTheLimitLeaves) {
+  constexpr double kLimit = 1e12;
+  Metrics metrics({});
+  const ProcessMetrics process(static_cast<std::uint64_t>(kLimit));
+  const auto registration = metrics.Register(process);
+  const Samples samples(metrics);
+  EXPECT_EQ(samples.total.at("tessera_memory_headroom_bytes"),
+            kLimit - samples.total.at("process_resident_memory_bytes"));
 }
 
 TEST(Metrics, ACollectorIsAskedUntilItsRegistrationEnds) {

@@ -22,13 +22,15 @@
 
 namespace tessera::residency {
 
-inline constexpr std::uint64_t kNode = 16 * kMiB;
+// Whole extents, and room for the state of sequences, which is charged like the pool.
+inline constexpr std::uint64_t kNode = 16 * kMiB + 256 * kKiB;
 inline constexpr Clock::Duration kIdle = std::chrono::seconds(3);
 inline constexpr std::uint64_t kTokens = 1000;  // per sequence: about 1 MiB
 
 struct Limits {
   std::uint64_t soft = 0;
   std::uint64_t hard = 0;
+  std::uint64_t reserved = 0;
 };
 
 class PressureTest : public testing::Test {
@@ -42,7 +44,8 @@ class PressureTest : public testing::Test {
       options.tenants.push_back({.name = name,
                                  .token = name,
                                  .hard_limit_bytes = limits.hard,
-                                 .soft_limit_bytes = limits.soft});
+                                 .soft_limit_bytes = limits.soft,
+                                 .reserved_bytes = limits.reserved});
     }
     options.tenant_template = {.pool_extent_bytes = cache::kTestPoolExtent,
                                .directory_extent_bytes = cache::kTestDirectoryExtent,
@@ -83,7 +86,9 @@ class PressureTest : public testing::Test {
   void TearDown() override {
     for (std::size_t i = 0; i < sessions_.size(); ++i) tenant(i).EndSession(sessions_[i]->id());
     sessions_.clear();
-    for (std::size_t i = 0; i < models_.size(); ++i) {
+    const std::size_t tenants = models_.size();
+    models_.clear();
+    for (std::size_t i = 0; i < tenants; ++i) {
       tenant(i).epochs().Collect();
       EXPECT_EQ(tenant(i).account().used_bytes(), 0u);
       EXPECT_EQ(tenant(i).offloaded().used_bytes(), 0u);

@@ -173,6 +173,16 @@ TEST_F(PressureTest, WhoIsAboveItsSoftLimitPaysFirst) {
   EXPECT_THAT(Gone(greedy), HasSubstr("-"));
 }
 
+TEST_F(PressureTest, WhoIsWithinItsPartPaysNothingForOthers) {
+  Build({{.reserved = 8 * kMiB}, {.reserved = kMiB}, {.reserved = 2 * kMiB}});
+  const auto modest = Fill(0, 5);  // uses most, and was idle for longest
+  const auto greedy = Fill(1, 4);
+  clock_.Advance(10 * kIdle);
+  for (int i = 0; i < 5; ++i) ASSERT_TRUE(AddWithRelief(2).ok()) << i;
+  EXPECT_EQ(Gone(modest), "xxxxx");
+  EXPECT_THAT(Gone(greedy), HasSubstr("-"));
+}
+
 // What a stage can free, and the order in which stages are tried.
 class Cheap final : public Measure {
  public:
