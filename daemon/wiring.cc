@@ -137,7 +137,9 @@ struct Source {
 int Serve(const config::Invocation& invocation, const Source& source, device::Finder& devices,
           const lifecycle::Signals& signals) {
   const config::Config& config = invocation.config;
-  Logger logger({.level = config.log_level, .format = config.log_format});
+  constexpr std::size_t kQueuedLines = 4096;
+  Logger logger(
+      {.level = config.log_level, .format = config.log_format, .queue_lines = kQueuedLines});
   for (const std::string& warning : config::Warnings(config)) {
     logger.Log(LogLevel::kWarning, warning);
   }
@@ -166,15 +168,17 @@ int Serve(const config::Invocation& invocation, const Source& source, device::Fi
 
   // Create the server first, because it locks the socket path: a second daemon must fail before it
   // allocates memory.
-  serving::Services services{.metrics = &metrics,
-                             .logger = &logger,
-                             .call_log = &call_log,
-                             .clock = &clock,
-                             .heartbeats = &heartbeats,
-                             .device = &device,
-                             .started = clock.Now(),
-                             .max_message_bytes = config.max_message_bytes,
-                             .compactor_threads = config.compactor_threads};
+  serving::Services services{
+      .metrics = &metrics,
+      .logger = &logger,
+      .call_log = &call_log,
+      .clock = &clock,
+      .heartbeats = &heartbeats,
+      .device = &device,
+      .started = clock.Now(),
+      .max_message_bytes = config.max_message_bytes,
+      .message_bytes = config::BudgetOf(config, source.memory).transport_bytes,
+      .compactor_threads = config.compactor_threads};
   serving::Server::Options server_options = ServerOptions(config);
   server_options.memory_limit_bytes = config::BudgetOf(config, source.memory).limit_bytes;
   absl::StatusOr<std::unique_ptr<serving::Server>> server =

@@ -1,12 +1,20 @@
 #include "daemon/base/log.h"
 
+#include <unistd.h>
+
 #include <array>
+#include <cerrno>
+#include <chrono>
 #include <cmath>
+#include <deque>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include "absl/status/status.h"
+#include "daemon/base/clock.h"
+#include "daemon/base/mutex.h"
 #include "daemon/base/strings.h"
 #include "daemon/base/utf8.h"
 #include "spdlog/logger.h"
@@ -50,6 +58,108 @@ class StreamSink final : public spdlog::sinks::base_sink<std::mutex> {
   std::FILE* const stream_;
 };
 
+}  // namespace
+
+// The writer thread shares it, because a thread that is stuck in a write cannot be joined.
+class LogQueue {
+ public:
+  LogQueue(std::size_t most, int fd) : most_(most), fd_(fd) {}
+
+  void Push(std::string line) {
+    MutexLock lock(mutex_);
+    if (lines_.size() >= most_) {
+      ++dropped_;
+      ++unsaid_;
+      return;
+    }
+    lines_.push_back(std::move(line));
+    changed_.NotifyOne();
+  }
+  // Lines dropped since the last call, if there is room to say so.
+  std::uint64_t TakeUnsaid() {
+    MutexLock lock(mutex_);
+    return lines_.size() < most_ ? std::exchange(unsaid_, 0) : 0;
+  }
+  std::uint64_t dropped() const {
+    MutexLock lock(mutex_);
+    return dropped_;
+  }
+  // The thread's work.
+  void WriteLines() {
+    for (;;) {
+      std::string line;
+      {
+        MutexLock lock(mutex_);
+        while (lines_.empty() && !stopping_) changed_.Wait(mutex_);
+        if (lines_.empty()) {
+          ended_ = true;
+          changed_.NotifyAll();
+          return;
+        }
+        line = std::move(lines_.front());
+        lines_.pop_front();
+      }
+      // One write per event, as long as the system takes it whole.
+      for (std::string_view rest = line; !rest.empty();) {
+        const ssize_t count = ::write(fd_, rest.data(), rest.size());
+        if (count < 0 && errno == EINTR) continue;
+        if (count <= 0) break;  // nobody reads any more; the line is lost
+        rest.remove_prefix(static_cast<std::size_t>(count));
+      }
+    }
+  }
+  void StopWithin(Clock::Duration limit) {
+    MutexLock lock(mutex_);
+    stopping_ = true;
+    changed_.NotifyAll();
+    const Clock::TimePoint until = SystemClock().Now() + limit;
+    while (!ended_ && changed_.WaitUntil(mutex_, until)) {
+    }
+  }
+
+ private:
+  const std::size_t most_;
+  const int fd_;
+  mutable Mutex mutex_;
+  CondVar changed_;
+  std::deque<std::string> lines_ TESSERA_GUARDED_BY(mutex_);
+  std::uint64_t dropped_ TESSERA_GUARDED_BY(mutex_) = 0;
+  std::uint64_t unsaid_ TESSERA_GUARDED_BY(mutex_) = 0;
+  bool stopping_ TESSERA_GUARDED_BY(mutex_) = false;
+  bool ended_ TESSERA_GUARDED_BY(mutex_) = false;
+};
+
+namespace {
+
+class QueueSink final : public spdlog::sinks::base_sink<std::mutex> {
+ public:
+  explicit QueueSink(std::shared_ptr<LogQueue> queue) : queue_(std::move(queue)) {}
+
+ protected:
+  void sink_it_(const spdlog::details::log_msg& message) override {
+    spdlog::memory_buf_t line;
+    formatter_->format(message, line);
+    queue_->Push(std::string(line.data(), line.size()));
+  }
+  void flush_() override {}
+
+ private:
+  const std::shared_ptr<LogQueue> queue_;
+};
+
+std::shared_ptr<LogQueue> MakeQueue(const LogOptions& options) {
+  if (options.queue_lines == 0) return nullptr;
+  auto queue = std::make_shared<LogQueue>(options.queue_lines, ::fileno(options.stream));
+  std::thread([queue] { queue->WriteLines(); }).detach();
+  return queue;
+}
+
+// Whether a character changes the direction of the text around it: U+202A to 202E, 2066 to 2069.
+bool TurnsText(std::string_view character) {
+  return (character >= "\u202a" && character <= "\u202e") ||
+         (character >= "\u2066" && character <= "\u2069");
+}
+
 // Appends a string field in double quotes: valid JSON, safe on a terminal, and with escapes that
 // logfmt readers understand.
 void AppendQuoted(std::string& out, std::string_view text) {
@@ -63,6 +173,15 @@ void AppendQuoted(std::string& out, std::string_view text) {
     if (length == 0) {
       out += "\\ufffd";
       rest.remove_prefix(1);
+      continue;
+    }
+    if (length == 3 && TurnsText(rest.substr(0, 3))) {
+      const unsigned low = static_cast<unsigned char>(rest[1]) << 6 & 0xc0;
+      const unsigned code = 0x2000 | low | (static_cast<unsigned char>(rest[2]) & 0x3f);
+      constexpr std::string_view kHexDigits = "0123456789abcdef";
+      out += "\\u";
+      for (const int shift : {12, 8, 4, 0}) out += kHexDigits[code >> shift & 15];
+      rest.remove_prefix(3);
       continue;
     }
     if (first == '"' || first == '\\') {
@@ -140,9 +259,11 @@ constexpr std::array<FormatRow, 2> kFormats = {{
     {LogFormat::kJson, "json"},
 }};
 
-std::unique_ptr<spdlog::logger> MakeLogger(const LogOptions& options) {
-  auto logger =
-      std::make_unique<spdlog::logger>("tessera", std::make_shared<StreamSink>(options.stream));
+std::unique_ptr<spdlog::logger> MakeLogger(const LogOptions& options,
+                                           const std::shared_ptr<LogQueue>& queue) {
+  spdlog::sink_ptr sink = std::make_shared<StreamSink>(options.stream);
+  if (queue != nullptr) sink = std::make_shared<QueueSink>(queue);
+  auto logger = std::make_unique<spdlog::logger>("tessera", std::move(sink));
   constexpr auto kUtc = spdlog::pattern_time_type::utc;
   logger->set_formatter(std::make_unique<spdlog::pattern_formatter>(
       options.format == LogFormat::kJson
@@ -179,9 +300,17 @@ absl::StatusOr<LogFormat> ParseLogFormat(std::string_view name) {
 }
 
 Logger::Logger(const LogOptions& options)
-    : level_(options.level), format_(options.format), logger_(MakeLogger(options)) {}
+    : level_(options.level),
+      format_(options.format),
+      queue_(MakeQueue(options)),
+      logger_(MakeLogger(options, queue_)) {}
 
-Logger::~Logger() = default;
+Logger::~Logger() {
+  constexpr std::chrono::seconds kPatience{1};
+  if (queue_ != nullptr) queue_->StopWithin(kPatience);
+}
+
+std::uint64_t Logger::dropped_lines() const { return queue_ == nullptr ? 0 : queue_->dropped(); }
 
 void Logger::set_level(LogLevel level) {
   level_.store(level, std::memory_order_relaxed);
@@ -206,6 +335,10 @@ void Logger::Write(LogLevel level, std::string_view event, std::span<const LogFi
     }
   }
   logger_->log(RowOf(level).spdlog_level, spdlog::string_view_t(line.data(), line.size()));
+  if (queue_ == nullptr) return;
+  if (const std::uint64_t lines = queue_->TakeUnsaid(); lines > 0) {
+    Log(LogLevel::kWarning, "log lines dropped", {{"lines", lines}});
+  }
 }
 
 }  // namespace tessera

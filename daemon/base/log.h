@@ -74,12 +74,19 @@ struct LogOptions {
   LogLevel level = LogLevel::kInfo;
   LogFormat format = LogFormat::kText;
   std::FILE* stream = stderr;  // not owned; outlives the logger
+  // Lines that may wait for a thread that writes them. When they are full, further lines are
+  // dropped and counted, so that no caller ever waits for a reader of the log. 0: callers write.
+  std::size_t queue_lines = 0;
 };
+
+class LogQueue;
 
 // Writes events to a stream. Owned by RunDaemon and passed by reference. Thread-safe.
 class Logger {
  public:
+  // With a queue, the descriptor of the stream is written to.
   explicit Logger(const LogOptions& options);
+  // Waits a second at most for lines that are still in the queue.
   ~Logger();
   Logger(const Logger&) = delete;
   Logger& operator=(const Logger&) = delete;
@@ -88,6 +95,7 @@ class Logger {
     return level >= level_.load(std::memory_order_relaxed) && level < LogLevel::kOff;
   }
   void set_level(LogLevel level);
+  std::uint64_t dropped_lines() const;
 
   // Costs one comparison if `level` is not enabled.
   void Log(LogLevel level, std::string_view event, std::initializer_list<LogField> fields = {}) {
@@ -102,6 +110,7 @@ class Logger {
 
   std::atomic<LogLevel> level_;
   const LogFormat format_;
+  const std::shared_ptr<LogQueue> queue_;  // nullptr: none
   const std::unique_ptr<spdlog::logger> logger_;
 };
 

@@ -98,6 +98,7 @@ void Metrics::Visit(Visitor& visitor) const {
   sessions_total.Visit(visitor);
   session_ends_total.Visit(visitor);
   connections_refused_total.Visit(visitor);
+  attach_refused_total.Visit(visitor);
   VisitRpcs(visitor);
   MutexLock lock(collectors_mutex_);
   for (const Collector* collector : collectors_) collector->Collect(visitor);

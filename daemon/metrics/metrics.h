@@ -40,6 +40,17 @@ template <>
 inline constexpr std::array<std::string_view, 4> kLabelValues<ConnectionRefusal> = {
     "peer", "limit", "unknown", "protocol"};
 
+enum class AttachRefusal : std::uint8_t {
+  kToken,     // a wrong one, or none
+  kLimit,     // of sessions
+  kDraining,  // or no device
+  kVersion,   // of protocol, layout or prefix hash
+  kHello,     // was not as it should be
+};
+template <>
+inline constexpr std::array<std::string_view, 5> kLabelValues<AttachRefusal> = {
+    "token", "limit", "draining", "version", "hello"};
+
 // What an operator expects of a call. Each class has one latency histogram per service.
 enum class RpcClass : std::uint8_t {
   kHot,    // short, on the path of a token or a request
@@ -81,6 +92,7 @@ class Metrics {
   Metrics& operator=(const Metrics&) = delete;
 
   // Only counters of connections and sessions are here: the cache reports its own (Collector).
+  CounterBy<AttachRefusal> attach_refused_total{kAttachRefusedTotal};
   CounterBy<ConnectionRefusal> connections_refused_total{kConnectionsRefusedTotal};
   Counter sessions_total{kSessionsTotal};
   CounterBy<SessionEnd> session_ends_total{kSessionEndsTotal};

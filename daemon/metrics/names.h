@@ -166,6 +166,11 @@ inline constexpr Description<0> kTlsCertificateExpiry = {
 
 // Counters of the node.
 
+inline constexpr Description<0> kLogDroppedTotal = {
+    "tessera_log_dropped_total",
+    "Log lines dropped, because nobody read the log fast enough.",
+    Kind::kCounter,
+    {}};
 inline constexpr Description<0> kSessionsTotal = {
     "tessera_sessions_total", "Sessions attached since the start.", Kind::kCounter, {}};
 inline constexpr Description<1> kConnectionsRefusedTotal = {
@@ -173,6 +178,14 @@ inline constexpr Description<1> kConnectionsRefusedTotal = {
     "Connections that were refused or cut: of a user that may not connect (peer), beyond a limit "
     "(limit), without a token or session key in time (unknown), or against the rules of what a "
     "peer may send (protocol).",
+    Kind::kCounter,
+    {"reason"}};
+inline constexpr Description<1> kAttachRefusedTotal = {
+    "tessera_attach_refused_total",
+    "Sessions refused: for a wrong token (token), beyond a limit (limit), by a daemon that drains "
+    "or "
+    "has lost its device (draining), for a version that does not fit (version), or for what Hello "
+    "says (hello).",
     Kind::kCounter,
     {"reason"}};
 inline constexpr Description<1> kSessionEndsTotal = {

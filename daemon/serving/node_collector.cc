@@ -29,6 +29,7 @@ void NodeCollector::CollectState(metrics::Visitor& visitor) const {
   visitor.Add(metrics::kDraining, services_.draining.load());
   visitor.Add(metrics::kDeviceHealthy, services_.device->health().ok(), device);
   visitor.Add(metrics::kSessions, node_.sessions());
+  visitor.Add(metrics::kLogDroppedTotal, services_.logger->dropped_lines());
   if (certificate_.empty()) return;
   if (const auto expiry = CertificateExpiry(certificate_); expiry.ok()) {
     visitor.Add(metrics::kTlsCertificateExpiry, *expiry);

@@ -157,7 +157,9 @@ absl::Status Server::StartGrpc() {
                     .descriptor_socket = descriptor_socket,
                     .aside = RunOnThread,
                     .rpc = &services_.metrics->Rpc(kWorkerServiceName, "Attach"),
-                    .ungreeted = &ungreeted_});
+                    .ungreeted = &ungreeted_,
+                    .token_delay = &token_delay_,
+                    .refusal_lines = &attach_refusals_});
   health_service_ = std::make_unique<HealthService>(services_);
   registrar_ = std::make_unique<TenantRegistrar>(*services_.node, worker_service_->messages(),
                                                  options_.max_sessions);

@@ -126,6 +126,8 @@ class Server {
   std::unique_ptr<HealthService> health_service_;
   AdminRefusal admin_refusal_;
   CallDeadlines ungreeted_{GuardedSockets::kUnknownLimit};
+  TokenDelay token_delay_;
+  LogRateLimit attach_refusals_;
   HeapTrimmer heap_;  // for the acceptor's thread
   std::unique_ptr<TenantRegistrar> registrar_;
   // Workers and operators have servers of their own: calls of the ones do not delay the others, and

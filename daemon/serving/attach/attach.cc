@@ -1,9 +1,11 @@
 #include "daemon/serving/attach/attach.h"
 
+#include <grpcpp/alarm.h>
 #include <grpcpp/server_context.h>
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <deque>
 #include <memory>
 #include <optional>
@@ -102,6 +104,8 @@ class Reactor final : public grpc::ServerBidiReactor<v1::AttachRequest, v1::Atta
     v1::AttachResponse welcome;
     const absl::Status status = Handle(welcome);
     CountGreeting(status.code());
+    if (!status.ok() && session_ == nullptr) CountRefusal(status);
+    if (absl::IsPermissionDenied(status) && door_.token_delay != nullptr) return Delay(status);
     HasGreeted();
     if (!status.ok()) return Finished(metrics::SessionEnd::kRefused, status);
     // Read first: gRPC drops a message that arrives with the end of the stream, unless a read waits
@@ -253,6 +257,49 @@ class Reactor final : public grpc::ServerBidiReactor<v1::AttachRequest, v1::Atta
       return absl::FailedPreconditionError("the first message of Attach must be Hello");
     }
     return absl::InvalidArgumentError("this daemon does not know this kind of Attach message");
+  }
+
+  // Refuses a wrong token later. The stream may end before.
+  void Delay(const absl::Status& why) {
+    bool gone = false;
+    {
+      MutexLock lock(mutex_);
+      reading_ = false;  // so that OnCancel ends the stream
+      gone = cancelled_;
+    }
+    if (gone) return Finished(metrics::SessionEnd::kLost, absl::OkStatus());
+    const Clock::Duration wait =
+        door_.token_delay->Next(door_.services->clock->Now()) - door_.services->clock->Now();
+    refusal_.Set(std::chrono::system_clock::now() +
+                     std::chrono::duration_cast<std::chrono::system_clock::duration>(wait),
+                 [link = link_, why](bool due) {
+                   if (due) link->Cut(why);
+                 });
+  }
+
+  void CountRefusal(const absl::Status& why) {
+    using Reason = metrics::AttachRefusal;
+    Services& services = *door_.services;
+    const Reason reason = absl::IsPermissionDenied(why)     ? Reason::kToken
+                          : absl::IsResourceExhausted(why)  ? Reason::kLimit
+                          : absl::IsUnavailable(why)        ? Reason::kDraining
+                          : absl::IsFailedPrecondition(why) ? Reason::kVersion
+                                                            : Reason::kHello;
+    services.metrics->attach_refused_total.Increment(reason);
+    if (door_.refusal_lines == nullptr) return;
+    const std::optional<std::uint64_t> unsaid = door_.refusal_lines->Say(services.clock->Now());
+    if (!unsaid.has_value()) return;
+    const std::string peer = context_->peer();
+    const std::optional<PeerCredentials> process = CallerProcess(*context_);
+    std::vector<LogField> fields = {{"error", AsStringView(why.message())},
+                                    {"like_this_before", *unsaid}};
+    if (process.has_value()) {
+      fields.push_back({"uid", process->uid});
+      fields.push_back({"pid", process->pid});
+    } else {
+      fields.push_back({"peer", peer});
+    }
+    services.logger->Log(LogLevel::kWarning, "attach refused", fields);
   }
 
   void HasGreeted() {
@@ -419,6 +466,7 @@ class Reactor final : public grpc::ServerBidiReactor<v1::AttachRequest, v1::Atta
   grpc::CallbackServerContext* const context_;
   const Clock::TimePoint begun_;
   const std::shared_ptr<Link> link_ = std::make_shared<Link>(this);
+  grpc::Alarm refusal_;  // of a wrong token
   v1::AttachRequest request_;
   bool greeting_counted_ = false;  // for the reading callbacks
   // Set by Greet and used by the reading callbacks only; others use session_id_.

@@ -6,7 +6,9 @@
 #include <functional>
 #include <string>
 
+#include "daemon/base/rate_limit.h"
 #include "daemon/serving/attach/connections.h"
+#include "daemon/serving/attach/token_delay.h"
 #include "daemon/serving/call/call_deadlines.h"
 #include "daemon/serving/call/services.h"
 #include "tessera/v1/tessera.pb.h"
@@ -22,6 +24,8 @@ struct AttachContext {
   std::function<void(std::function<void()>)> aside;
   metrics::RpcMethod* rpc;             // counts the answers to Hello
   CallDeadlines* ungreeted = nullptr;  // streams that have not said Hello
+  TokenDelay* token_delay = nullptr;   // nullptr: wrong tokens are refused at once
+  LogRateLimit* refusal_lines = nullptr;
 };
 
 // Creates the reactor of one stream, which deletes itself when the stream is done.

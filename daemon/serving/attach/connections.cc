@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -12,10 +13,9 @@ namespace tessera::serving {
 void Connections::Opened(cache::Tenant& tenant, std::shared_ptr<cache::SessionState> session,
                          std::shared_ptr<Lease> lease) {
   services_.metrics->sessions_total.Increment();
-  services_.logger->Log(LogLevel::kInfo, "session attached",
-                        {{"session", session->id().value()},
-                         {"tenant", tenant.name()},
-                         {"worker", session->options().worker_name}});
+  LogSession("session attached", {{"session", session->id().value()},
+                                  {"tenant", tenant.name()},
+                                  {"worker", session->options().worker_name}});
   {
     MutexLock lock(mutex_);
     entries_[session->id()] = {&tenant, session, std::move(lease)};
@@ -55,8 +55,8 @@ void Connections::Free(SessionId id, metrics::SessionEnd reason, Entry entry) {
   entry.session.reset();
   const cache::Tenant::Freed freed = entry.tenant->EndSession(id);
   services_.node->SessionEnded(*entry.tenant);
-  services_.logger->Log(
-      LogLevel::kInfo, "session ended",
+  LogSession(
+      "session ended",
       {{"session", id.value()},
        {"reason", metrics::kLabelValues<metrics::SessionEnd>[static_cast<std::size_t>(reason)]},
        {"tenant", entry.tenant->name()},
@@ -66,6 +66,14 @@ void Connections::Free(SessionId id, metrics::SessionEnd reason, Entry entry) {
        {"freed_bytes", freed.bytes}});
   MutexLock lock(mutex_);
   if (--freeing_ == 0) ended_.NotifyAll();
+}
+
+void Connections::LogSession(std::string_view event, std::initializer_list<LogField> fields) {
+  const std::optional<std::uint64_t> unsaid = lines_.Say(services_.clock->Now());
+  if (!unsaid.has_value()) return;
+  std::vector<LogField> all(fields);
+  if (*unsaid > 0) all.push_back({"like_this_before", *unsaid});
+  services_.logger->Log(LogLevel::kInfo, event, all);
 }
 
 std::size_t Connections::WaitUntilFreed(Clock::TimePoint deadline) {

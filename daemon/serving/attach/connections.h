@@ -3,12 +3,17 @@
 // background job frees what it held.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
+#include <initializer_list>
 #include <memory>
+#include <string_view>
 #include <unordered_map>
 #include <vector>
 
+#include "daemon/base/log.h"
 #include "daemon/base/mutex.h"
+#include "daemon/base/rate_limit.h"
 #include "daemon/metrics/metrics.h"
 #include "daemon/serving/attach/watcher.h"
 #include "daemon/serving/call/services.h"
@@ -59,7 +64,11 @@ class Connections final : public Watcher::Listener {
   // Frees what the session held, and logs its end.
   void Free(SessionId id, metrics::SessionEnd reason, Entry entry);
 
+  // Logs a line about a session, unless there are too many.
+  void LogSession(std::string_view event, std::initializer_list<LogField> fields);
+
   Services& services_;
+  LogRateLimit lines_{std::chrono::milliseconds(10), /*burst=*/100};
   Watcher* watcher_ = nullptr;
   mutable Mutex mutex_;
   CondVar ended_;
