@@ -32,6 +32,7 @@
 #include "daemon/config/service_manager.h"
 #include "daemon/device/finder.h"
 #include "daemon/lifecycle/drain_watch.h"
+#include "daemon/lifecycle/privileges.h"
 #include "daemon/lifecycle/reloader.h"
 #include "daemon/lifecycle/signals.h"
 #include "daemon/lifecycle/watchdog.h"
@@ -137,6 +138,7 @@ struct Source {
 int Serve(const config::Invocation& invocation, const Source& source, device::Finder& devices,
           const lifecycle::Signals& signals) {
   const config::Config& config = invocation.config;
+  lifecycle::GiveUpPrivileges({.core_dumps = config.allow_core_dumps});
   constexpr std::size_t kQueuedLines = 4096;
   Logger logger(
       {.level = config.log_level, .format = config.log_format, .queue_lines = kQueuedLines});

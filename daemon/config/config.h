@@ -50,6 +50,7 @@ struct Config {
   PeerRules unix_peers;
   ListenAddress admin_listen;  // a Unix socket; without a path: derived, or none
   std::chrono::milliseconds tcp_peer_limit{30000};
+  bool allow_core_dumps = false;
   // PEM files for the TCP addresses; empty: no TLS, or no client certificates.
   std::string tls_certificate_file;
   std::string tls_key_file;

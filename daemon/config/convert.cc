@@ -8,7 +8,7 @@
 #include "daemon/base/check.h"
 #include "daemon/base/strings.h"
 #include "daemon/config/cpu_list.h"
-#include "daemon/config/file_mode.h"
+#include "daemon/config/values/file_mode.h"
 
 namespace tessera::config {
 namespace {
@@ -96,6 +96,7 @@ absl::StatusOr<Config> FromMessage(const DaemonConfig& message) {
   const auto set = [](bool present, const auto& value, auto& out) {
     if (present) out = std::decay_t<decltype(out)>(value);
   };
+  set(message.has_allow_core_dumps(), message.allow_core_dumps(), config.allow_core_dumps);
   set(message.has_tcp_peer_limit_ms(), message.tcp_peer_limit_ms(), config.tcp_peer_limit);
   set(message.has_tls_certificate_file(), message.tls_certificate_file(),
       config.tls_certificate_file);
@@ -143,6 +144,7 @@ DaemonConfig ToMessage(const Config& config) {
   message.set_unix_socket_mode(FormatFileMode(config.unix_socket_mode));
   message.set_unix_peers(config.unix_peers.ToString());
   message.set_admin_listen(config.admin_listen.is_unix() ? config.admin_listen.ToString() : "");
+  message.set_allow_core_dumps(config.allow_core_dumps);
   message.set_tcp_peer_limit_ms(static_cast<std::uint32_t>(config.tcp_peer_limit.count()));
   message.set_tls_certificate_file(config.tls_certificate_file);
   message.set_tls_key_file(config.tls_key_file);

@@ -13,8 +13,8 @@
 #include "daemon/base/strings.h"
 #include "daemon/base/utf8.h"
 #include "daemon/config/convert.h"
-#include "daemon/config/field_value.h"
-#include "daemon/config/file_mode.h"
+#include "daemon/config/values/field_value.h"
+#include "daemon/config/values/file_mode.h"
 
 namespace tessera::config {
 namespace {
@@ -30,7 +30,7 @@ struct FlagRow {
 };
 
 // One row per field of DaemonConfig except `tenants`. The message defines the types.
-constexpr std::array<FlagRow, 35> kRows = {{
+constexpr std::array<FlagRow, 36> kRows = {{
     {"listen", "ADDRESS", "listen",
      "Address to listen on: unix:PATH or HOST:PORT. {uuid} in PATH is the UUID of the device. "
      "Repeat "
@@ -41,6 +41,8 @@ constexpr std::array<FlagRow, 35> kRows = {{
      "file mode allows."},
     {"admin-listen", "ADDRESS", "admin_listen",
      "Unix socket for operators, unix:PATH. Empty: the first socket's path and .admin."},
+    {"allow-core-dumps", "BOOL", "allow_core_dumps",
+     "Allow core dumps and debuggers, which see rows and tokens: true or false."},
     {"tcp-peer-limit-ms", "MS", "tcp_peer_limit_ms",
      "Close TCP connections whose peer has been gone for this long."},
     {"tls-certificate-file", "FILE", "tls_certificate_file",

@@ -9,7 +9,7 @@
 #include "absl/status/statusor.h"
 #include "daemon/base/did_you_mean.h"
 #include "daemon/base/strings.h"
-#include "daemon/config/field_value.h"
+#include "daemon/config/values/field_value.h"
 
 namespace tessera::config {
 

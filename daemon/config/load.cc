@@ -25,6 +25,9 @@ absl::Status ReadTokenFiles(Config& config) {
     if (!tenant.token.empty()) {
       return absl::InvalidArgumentError(Concat(field, ": token is set too; set only one of them"));
     }
+    if (absl::Status status = CheckSecret(tenant.token_file); !status.ok()) {
+      return absl::Status(status.code(), Concat(field, ": ", status.message()));
+    }
     const absl::StatusOr<std::string> text = ReadFile(tenant.token_file, 4 * kMaxToken);
     if (!text.ok()) {
       return absl::Status(text.status().code(), Concat(field, ": ", text.status().message()));

@@ -40,4 +40,22 @@ absl::StatusOr<std::string> ReadFile(const std::string& path, std::size_t limit)
   return text;
 }
 
+absl::Status CheckSecret(const std::string& path) {
+  struct stat facts = {};
+  if (::stat(path.c_str(), &facts) != 0) return absl::OkStatus();
+  const bool own = facts.st_uid == ::geteuid() && facts.st_uid != 0;
+  const mode_t most = own ? 0600 : 0640;
+  const mode_t mode = facts.st_mode & 07777;
+  // Special bits do no harm; execution does not matter to the owner.
+  if ((mode & 077 & ~most) == 0) return absl::OkStatus();
+  constexpr int kOctalDigits = 4;
+  std::string octal;
+  for (int digit = kOctalDigits - 1; digit >= 0; --digit) {
+    octal += static_cast<char>('0' + (mode >> (3 * digit) & 7));
+  }
+  return absl::PermissionDeniedError(Concat("\"", path, "\" has mode ", octal,
+                                            ", so other users can read or change the secret; ",
+                                            own ? "chmod 0600 it" : "chmod 0640 it, or less"));
+}
+
 }  // namespace tessera

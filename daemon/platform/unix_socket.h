@@ -13,8 +13,8 @@
 
 namespace tessera {
 
-// Files next to the socket PATH of a daemon: the descriptor socket PATH.fd, the lock file PATH.lock,
-// and the operator's socket PATH.admin.
+// Files next to the socket PATH of a daemon: the descriptor socket PATH.fd, the lock file
+// PATH.lock, and the operator's socket PATH.admin.
 inline constexpr std::string_view kDescriptorSuffix = ".fd";
 inline constexpr std::string_view kLockSuffix = ".lock";
 inline constexpr std::string_view kAdminSuffix = ".admin";

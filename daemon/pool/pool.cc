@@ -1,5 +1,6 @@
 #include "daemon/pool/pool.h"
 
+#include <cstring>
 #include <utility>
 
 #include "daemon/base/bytes.h"
@@ -10,6 +11,7 @@ namespace tessera::pool {
 
 void Block::Reset() {
   if (pool_ == nullptr) return;
+  if (pool_->options_.clears) std::memset(data_, 0, charge_.bytes());
   pool_->Free(offset_, charge_.bytes());
   pool_ = nullptr;
   charge_.Reset();

@@ -79,6 +79,9 @@ class Pool {
     bool shrink = true;  // false: extents are never released (the directory)
     // Release no extent while an importer still has one open.
     bool waits_for_importers = false;
+    // Clears objects when they are freed, so that rows do not outlive their sequence. For host
+    // memory only.
+    bool clears = false;
   };
   static absl::StatusOr<std::unique_ptr<Pool>> Create(const Options& options);
   ~Pool();

@@ -12,6 +12,7 @@
 #include <string_view>
 
 #include "daemon/base/strings.h"
+#include "daemon/platform/read_file.h"
 
 namespace tessera::serving {
 
@@ -33,6 +34,9 @@ absl::Status Refuse(std::string_view field, const std::string& file, std::string
 // gRPC would only fail at the first handshake.
 absl::Status CheckTls(const TlsFiles& files) {
   if (files.certificate.empty()) return absl::OkStatus();
+  if (absl::Status status = CheckSecret(files.key); !status.ok()) {
+    return absl::Status(status.code(), Concat("tls_key_file: ", AsStringView(status.message())));
+  }
   const std::unique_ptr<SSL_CTX, decltype(&SSL_CTX_free)> context(SSL_CTX_new(TLS_server_method()),
                                                                   &SSL_CTX_free);
   if (context == nullptr) return absl::InternalError("OpenSSL cannot create a context");

@@ -39,6 +39,7 @@ class Tls : public testing::Test {
   std::string Write(const std::string& name, const std::string& text) const {
     const std::string path = folder_ + "/" + name;
     std::ofstream(path + ".new") << text;
+    std::filesystem::permissions(path + ".new", std::filesystem::perms(0600));
     std::filesystem::rename(path + ".new", path);
     return path;
   }

@@ -32,11 +32,14 @@ class Configurations(unittest.TestCase):
         if name.startswith("tls") or name == "everything":
             for key, text in certificates.make(self.folder).items():
                 (self.folder / "tls" / key).write_text(text)
+                (self.folder / "tls" / key).chmod(0o400)
         made = rendered(name)
         for daemon, (key, text) in zip(made.daemons(), made.configurations().items()):
             config = json.loads(text)
             for tenant in config.get("tenants", ()):
-                (self.folder / "tokens" / tenant["name"]).write_text(tenant["name"])
+                token = self.folder / "tokens" / tenant["name"]
+                token.write_text(tenant["name"])
+                token.chmod(0o400)
             # The files of a pod are below /etc/tessera.
             file = self.folder / "config/tesserad.json"
             file.write_text(text.replace('"/etc/tessera/', f'"{self.folder}/'))

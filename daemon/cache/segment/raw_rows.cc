@@ -19,9 +19,11 @@ absl::Status RawRows::Put(std::size_t first_tile, const std::byte* keys, const s
   for (std::size_t i = 0; i < tiles; ++i) {
     absl::StatusOr<pool::Charge> charge = budget_->Reserve(pool::MemoryTag::kRawCopies, 2 * bytes);
     if (!charge.ok()) return charge.status();
-    Chunk& chunk = chunks.emplace_back(Chunk{std::make_unique_for_overwrite<std::byte[]>(bytes),
-                                             std::make_unique_for_overwrite<std::byte[]>(bytes),
-                                             *std::move(charge)});
+    Chunk& chunk = chunks.emplace_back(
+        Chunk{NewClearedBytes(bytes), NewClearedBytes(bytes), *std::move(charge)});
+    if (chunk.keys == nullptr || chunk.values == nullptr) {
+      return absl::ResourceExhaustedError("the machine has no memory for raw copies of rows");
+    }
     std::memcpy(chunk.keys.get(), keys + i * bytes, bytes);
     std::memcpy(chunk.values.get(), values + i * bytes, bytes);
   }

@@ -9,6 +9,7 @@
 
 #include "absl/status/status.h"
 #include "daemon/base/mutex.h"
+#include "daemon/platform/heap.h"
 #include "daemon/pool/account.h"
 #include "kernels/format/dense_tile.h"
 
@@ -37,8 +38,8 @@ class RawRows {
 
  private:
   struct Chunk {
-    std::unique_ptr<std::byte[]> keys;  // of one tile
-    std::unique_ptr<std::byte[]> values;
+    ClearedBytes keys;  // of one tile
+    ClearedBytes values;
     pool::Charge charge;
   };
 

@@ -56,7 +56,8 @@ absl::StatusOr<std::unique_ptr<Tenant>> Tenant::Create(const Options& options) {
        .slab_bytes = kPoolSlabBytes,
        .tenant = &tenant->account_,
        .observer = tenant->directory_->pool_observer(),
-       .waits_for_importers = options.device->description().waits_for_importers});
+       .waits_for_importers = options.device->description().waits_for_importers,
+       .clears = !options.device->description().waits_for_importers});
   if (!pool.ok()) return pool.status();
   tenant->pool_ = *std::move(pool);
   tenant->epochs_ =

@@ -54,6 +54,7 @@ absl::Status UnaryCall::Parse(google::protobuf::Message& request) {
       },
       request);
   if (!status.ok()) return status;
+  ClearBytes(*wire_.request);
   wire_.request->Clear();
   on_wire_.Reset();
   return absl::OkStatus();

@@ -3,11 +3,13 @@
 #include <google/protobuf/io/coded_stream.h>
 #include <google/protobuf/wire_format_lite.h>
 #include <grpcpp/support/proto_buffer_reader.h>
+#include <string.h>
 
 #include <algorithm>
 #include <limits>
 #include <string>
 #include <unordered_map>
+#include <vector>
 
 #include "daemon/base/strings.h"
 
@@ -182,6 +184,34 @@ absl::StatusOr<std::uint64_t> ParsedBytes(google::protobuf::io::ZeroCopyInputStr
   if (!walk.too_large()) return Malformed(type);
   return absl::InvalidArgumentError(Concat("the ", type.name(), " would use more than ", limit,
                                            " bytes in memory; send fewer elements at a time"));
+}
+
+void ClearBytes(google::protobuf::Message& message) {
+  const google::protobuf::Reflection& reflection = *message.GetReflection();
+  std::vector<const FieldDescriptor*> fields;
+  reflection.ListFields(message, &fields);
+  for (const FieldDescriptor* field : fields) {
+    if (field->type() == FieldDescriptor::TYPE_BYTES && !field->is_repeated()) {
+      std::string scratch;
+      const std::string& bytes = reflection.GetStringReference(message, field, &scratch);
+      // The reference is to the field itself, which nobody else reads.
+      ::explicit_bzero(const_cast<char*>(bytes.data()), bytes.size());
+    } else if (field->type() == FieldDescriptor::TYPE_MESSAGE && field->is_repeated()) {
+      for (int i = 0; i < reflection.FieldSize(message, field); ++i) {
+        ClearBytes(*reflection.MutableRepeatedMessage(&message, field, i));
+      }
+    } else if (field->type() == FieldDescriptor::TYPE_MESSAGE) {
+      ClearBytes(*reflection.MutableMessage(&message, field));
+    }
+  }
+}
+
+void ClearBytes(grpc::ByteBuffer& message) {
+  std::vector<grpc::Slice> slices;
+  if (!message.Dump(&slices).ok()) return;
+  for (const grpc::Slice& slice : slices) {
+    ::explicit_bzero(const_cast<std::uint8_t*>(slice.begin()), slice.size());
+  }
 }
 
 absl::Status ParseBounded(const grpc::ByteBuffer& from, std::uint64_t limit,

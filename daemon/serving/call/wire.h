@@ -26,6 +26,11 @@ absl::StatusOr<std::uint64_t> ParsedBytes(google::protobuf::io::ZeroCopyInputStr
                                           const google::protobuf::Descriptor& type,
                                           std::uint64_t limit);
 
+// Overwrites all bytes fields of a message, at any depth: rows that a worker has sent.
+void ClearBytes(google::protobuf::Message& message);
+// Overwrites a message in its wire form. Only its receiver may.
+void ClearBytes(grpc::ByteBuffer& message);
+
 // Parses `from` into `message`, unless it is malformed, or larger than `limit` bytes in memory, or
 // `admit` refuses its bound.
 absl::Status ParseBounded(const grpc::ByteBuffer& from, std::uint64_t limit,

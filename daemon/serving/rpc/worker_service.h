@@ -23,6 +23,7 @@
 #include "daemon/serving/call/services.h"
 #include "daemon/serving/call/status.h"
 #include "daemon/serving/call/unary_call.h"
+#include "daemon/serving/call/wire.h"
 #include "daemon/serving/rpc/match.h"
 #include "tessera/v1/tessera.grpc.pb.h"
 
@@ -213,6 +214,7 @@ class WorkerService::Call final : public UnaryCall {
     if (absl::Status status = Parse(request); !status.ok()) return status;
     Response response;
     absl::Status status = service_.Handle(caller, request, response, handler_);
+    ClearBytes(request);
     return status.ok() ? Answer(response) : status;
   }
 

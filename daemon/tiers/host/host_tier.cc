@@ -1,6 +1,6 @@
 #include "daemon/tiers/host/host_tier.h"
 
-#include <new>
+#include <utility>
 
 #include "daemon/base/bytes.h"
 #include "daemon/base/check.h"
@@ -45,7 +45,7 @@ absl::StatusOr<Blob> HostTier::Reserve(std::uint64_t bytes) {
                        ErrorCause::kHostMemory);
     }
   } while (!used_.compare_exchange_weak(before, before + bytes, std::memory_order_relaxed));
-  std::unique_ptr<std::byte[]> data(new (std::nothrow) std::byte[bytes]);
+  ClearedBytes data = NewClearedBytes(bytes);
   if (data == nullptr) {
     Return(bytes);
     return WithCause(

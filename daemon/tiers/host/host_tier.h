@@ -12,6 +12,7 @@
 
 #include "absl/status/statusor.h"
 #include "daemon/metrics/instruments.h"
+#include "daemon/platform/heap.h"
 
 namespace tessera::tiers {
 
@@ -41,11 +42,11 @@ class Blob {
 
  private:
   friend class HostTier;
-  Blob(HostTier* tier, std::unique_ptr<std::byte[]> data, std::uint64_t bytes)
+  Blob(HostTier* tier, ClearedBytes data, std::uint64_t bytes)
       : tier_(tier), data_(std::move(data)), bytes_(bytes) {}
 
   HostTier* tier_ = nullptr;
-  std::unique_ptr<std::byte[]> data_;
+  ClearedBytes data_;
   std::uint64_t bytes_ = 0;
 };
 

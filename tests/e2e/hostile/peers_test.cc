@@ -51,9 +51,10 @@ TEST(Peers, OnlyThoseWhoAreListedConnectWhateverTheFileModeSays) {
   EXPECT_EQ(ConnectAs(23456, 777, path), kGreeted);
   EXPECT_EQ(ConnectAs(23456, 778, path), kCutOff);
   EXPECT_EQ(ConnectAs(777, 12345, path), kCutOff);
-  EXPECT_THAT(daemon->Log(),
-              AllOf(HasSubstr("connection refused address=unix:" + path), HasSubstr("of user 23456"),
-                    HasSubstr("admits uid:12345,gid:777"), Not(HasSubstr("of user 12345"))));
+  EXPECT_THAT(
+      daemon->Log(),
+      AllOf(HasSubstr("connection refused address=unix:" + path), HasSubstr("of user 23456"),
+            HasSubstr("admits uid:12345,gid:777"), Not(HasSubstr("of user 12345"))));
   // A peer that may not call may not get memory either.
   EXPECT_EQ(ConnectAs(34567, 5, path + ".fd"), kCutOff);
   EXPECT_THAT(daemon->Log(),

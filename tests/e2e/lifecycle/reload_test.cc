@@ -68,7 +68,8 @@ class Reload : public testing::Test {
     grpc::ClientContext context;
     v1::ReloadResponse response;
     Answer answer;
-    answer.status = v1::TesseraAdmin::NewStub(daemon_->ConnectAdmin())->Reload(&context, {}, &response);
+    answer.status =
+        v1::TesseraAdmin::NewStub(daemon_->ConnectAdmin())->Reload(&context, {}, &response);
     answer.applied.assign(response.applied().begin(), response.applied().end());
     answer.needs_restart.assign(response.needs_restart().begin(), response.needs_restart().end());
     return answer;
@@ -165,6 +166,7 @@ TEST_F(Reload, TenantsAreAddedAndTokensReplaced) {
 
 TEST_F(Reload, ATokenFileIsReadAgain) {
   std::ofstream(folder_ + "/token") << "first\n";
+  std::filesystem::permissions(folder_ + "/token", std::filesystem::perms(0600));
   ASSERT_NO_FATAL_FAILURE(
       Start(Concat(R"("tenants":[{"name":"a","token_file":")", folder_, R"(/token"}])")));
   EXPECT_TRUE(Attaches("first"));
@@ -239,6 +241,7 @@ TEST_F(Reload, CertificatesAreCheckedAndReported) {
   fakes::CertificateAuthority ca("one");
   const auto write = [&](const std::string& name, const std::string& text) {
     std::ofstream(folder_ + "/" + name) << text;
+    std::filesystem::permissions(folder_ + "/" + name, std::filesystem::perms(0600));
   };
   const fakes::KeyPair first = ca.Issue("127.0.0.1");
   write("server.pem", first.certificate);

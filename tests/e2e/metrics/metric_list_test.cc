@@ -200,6 +200,7 @@ TEST_F(MetricList, TheCertificatesExpiryFollowsTheFile) {
   const fakes::KeyPair pair = authority.Issue("127.0.0.1");
   std::ofstream(folder + "/server.pem") << pair.certificate;
   std::ofstream(folder + "/server.key") << pair.key;
+  std::filesystem::permissions(folder + "/server.key", std::filesystem::perms(0600));
   ASSERT_NO_FATAL_FAILURE(Start({.flags = {"--metrics=127.0.0.1:0", "--listen=127.0.0.1:0",
                                            "--tls-certificate-file=" + folder + "/server.pem",
                                            "--tls-key-file=" + folder + "/server.key"},

@@ -1,6 +1,8 @@
 // Moves the metrics of a worker's calls off zero through a real daemon and reads them back over
 // HTTP. A metric that nothing can move is useless.
 
+#include <sys/socket.h>
+
 #include <cstring>
 #include <future>
 #include <limits>
@@ -8,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "daemon/platform/unix_socket.h"
 #include "kernels/format/element.h"
 #include "proto/shm/pin.h"
 #include "tessera/v1/admin.grpc.pb.h"
@@ -391,6 +394,18 @@ TEST_F(Work, RetiredMemoryAndRevokedPins) {
   EXPECT_TRUE(Becomes("tessera_pins_revoked_total", "tenant=\"default\"", Positive));
   EXPECT_TRUE(Becomes("tessera_epoch_retired_bytes", "", [](double v) { return v == 0; }));
   EXPECT_EQ(mapping->control().readers[5].word.load(), shm::kPinRevoked);
+}
+
+TEST_F(Work, ConnectionsAndSessionsThatAreRefused) {
+  const absl::StatusOr<Fd> socket = ConnectUnix(daemon_->socket_path());
+  ASSERT_TRUE(socket.ok()) << socket.status();
+  ASSERT_EQ(::send(socket->get(), "GET / HTTP/1.1", 14, MSG_NOSIGNAL), 14);
+  EXPECT_TRUE(Becomes("tessera_connections_refused_total", "reason=\"protocol\"", Positive));
+  v1::Hello hello = RawWorker::GoodHello();
+  hello.set_tenant_token("wrong");
+  EXPECT_EQ(RawWorker(daemon_->Connect()).Attach(hello).error_code(),
+            grpc::StatusCode::PERMISSION_DENIED);
+  EXPECT_EQ(Value("tessera_attach_refused_total", "reason=\"token\""), 1);
 }
 
 TEST_F(Work, EndsOfSessionsByReason) {

@@ -1,4 +1,4 @@
-#include "daemon/config/duration.h"
+#include "daemon/config/values/duration.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -109,6 +109,7 @@ TEST(Flags, ErrorsNameTheArgument) {
   EXPECT_THAT(ErrorOf({"--max-sessions=4294967296"}), HasSubstr("4294967295"));
   EXPECT_THAT(ErrorOf({"--max-sessions="}), HasSubstr("--max-sessions: \"\""));
   EXPECT_THAT(ErrorOf({"--max-sessions=-1"}), HasSubstr("\"-1\""));
+  EXPECT_THAT(ErrorOf({"--allow-core-dumps=1"}), HasSubstr("\"1\" is not true or false"));
 }
 
 // The JSON of --print-config cannot hold other bytes, so it would be another configuration.

@@ -35,10 +35,11 @@ std::string JsonErrorOf(std::string_view json) {
 
 TEST(JsonConfig, EveryKindOfField) {
   const DaemonConfig message = Read(R"({
-    "listen": ["unix:/a", "localhost:1"], "device": "cpu",
+    "listen": ["unix:/a", "localhost:1"], "allow_core_dumps": true, "device": "cpu",
     "pool_bytes": 8589934592, "max_sessions": 7, "prefix_hash_seed": 18446744073709551615,
     "tenants": [{"name": "a", "hard_limit_bytes": 1}, {"name": "b"}]})");
   EXPECT_THAT(message.listen(), ElementsAre("unix:/a", "localhost:1"));
+  EXPECT_TRUE(message.allow_core_dumps());
   EXPECT_EQ(message.device(), "cpu");
   EXPECT_EQ(message.pool_bytes(), 8 * kGiB);
   EXPECT_EQ(message.max_sessions(), 7u);
@@ -108,6 +109,8 @@ TEST(JsonConfig, UnknownFieldsAreNamedWithAGuess) {
 TEST(JsonConfig, ValuesOfTheWrongTypeAreNamed) {
   EXPECT_EQ(JsonErrorOf(R"({"device": 3})"),
             "1:12: device: expected text in quotes, found a number");
+  EXPECT_EQ(JsonErrorOf(R"({"allow_core_dumps": "true"})"),
+            "1:22: allow_core_dumps: expected true or false, found text in quotes");
   EXPECT_EQ(JsonErrorOf(R"({"max_sessions": true})"),
             "1:18: max_sessions: expected a number, found true");
   EXPECT_EQ(JsonErrorOf(R"({"listen": "unix:/a"})"),

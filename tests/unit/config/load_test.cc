@@ -41,6 +41,7 @@ class LoadConfigTest : public ::testing::Test {
 
   std::string Write(const std::string& name, std::string_view text) {
     std::ofstream(directory_ / name, std::ios::binary) << text;
+    std::filesystem::permissions(directory_ / name, std::filesystem::perms(0600));
     return (directory_ / name).string();
   }
 

@@ -40,6 +40,7 @@ class Generator {
     config.unix_socket_mode = 0600 | static_cast<std::uint32_t>(In({0, 0177}));
     for (std::uint32_t i = 0; Coin(); ++i) config.unix_peers.uids.push_back(1000 + i);
     for (std::uint32_t i = 0; Coin(); ++i) config.unix_peers.gids.push_back(i);
+    config.allow_core_dumps = Coin();
     config.tcp_peer_limit = std::chrono::milliseconds(In(kTcpPeerLimitMs));
     config.admin_listen.unix_path = "/run/operators";  // else it is derived
     config.metrics_address = HostPort{.host = "::1", .port = Port()};
@@ -128,6 +129,7 @@ class RoundTripTest : public ::testing::Test {
     std::string name = (std::filesystem::temp_directory_path() / "round_trip_XXXXXX").string();
     directory_ = mkdtemp(name.data());
     std::ofstream(directory_ / "token") << "from-the-file\n";
+    std::filesystem::permissions(directory_ / "token", std::filesystem::perms(0600));
   }
   ~RoundTripTest() override { std::filesystem::remove_all(directory_); }
 

@@ -75,8 +75,8 @@ TEST(Wire, MessagesWithinMessagesHaveALimit) {
 }
 
 TEST(Wire, MalformedBytesAreRefused) {
-  for (const std::string& bytes : {std::string("\x07"), std::string("\x0a\xff"), std::string("\x0b"),
-                                  std::string("\x0a\x05\x09")}) {
+  for (const std::string& bytes : {std::string("\x07"), std::string("\x0a\xff"),
+                                   std::string("\x0b"), std::string("\x0a\x05\x09")}) {
     v1::AttendRequest request;
     EXPECT_FALSE(request.ParseFromString(bytes));
     EXPECT_FALSE(

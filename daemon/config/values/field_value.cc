@@ -1,4 +1,4 @@
-#include "daemon/config/field_value.h"
+#include "daemon/config/values/field_value.h"
 
 #include <charconv>
 #include <cstdint>
@@ -9,7 +9,7 @@
 #include "daemon/base/bytes.h"
 #include "daemon/base/check.h"
 #include "daemon/base/strings.h"
-#include "daemon/config/duration.h"
+#include "daemon/config/values/duration.h"
 
 namespace tessera::config {
 

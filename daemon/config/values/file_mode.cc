@@ -1,4 +1,4 @@
-#include "daemon/config/file_mode.h"
+#include "daemon/config/values/file_mode.h"
 
 #include <charconv>
 
