@@ -4,6 +4,7 @@
 #include <poll.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -17,6 +18,7 @@ namespace {
 // Pause before the next attempt when descriptors have run out.
 constexpr int kAcceptPauseMs = 100;
 constexpr int kTickMs = 1000;
+constexpr int kLastTicks = 5;
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Acceptor>> Acceptor::Start(Options options) {
@@ -37,7 +39,7 @@ bool Acceptor::Wait(std::vector<bool>& awaited, bool for_newcomers) const {
   if (for_newcomers) {
     for (const Door& door : options_.doors) watched.push_back({door.listening.get(), POLLIN, 0});
   }
-  const bool idle = !ticking_;
+  const bool idle = ticks_left_ == 0;
   (void)::poll(watched.data(), watched.size(),
                !for_newcomers ? kAcceptPauseMs
                : idle         ? -1
@@ -64,7 +66,8 @@ void Acceptor::Run() {
 
 void Acceptor::Tick() {
   counts_ = GuardedSockets::OfProcess().Sweep(options_.clock->Now());
-  ticking_ = options_.tick() || counts_.all != 0;
+  const bool busy = options_.tick() || counts_.all != 0;
+  ticks_left_ = busy ? kLastTicks : std::max(0, ticks_left_ - 1);
 }
 
 bool Acceptor::AcceptFrom(const Door& door) {
@@ -110,7 +113,7 @@ void Acceptor::Admit(const Door& door, Fd socket) {
             refusals->Report("connection cut", address, why);
           }}));
   ++counts_.all;
-  ticking_ = true;
+  ticks_left_ = kLastTicks;
   if (!door.trusted) ++counts_.unknown;
   door.take(std::move(socket));
 }

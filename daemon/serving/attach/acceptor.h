@@ -89,7 +89,7 @@ class Acceptor {
   const Event stop_;
   const std::shared_ptr<Refusals> refusals_ = std::make_shared<Refusals>(options_);
   GuardedSockets::Counts counts_;
-  bool ticking_ = false;
+  int ticks_left_ = 0;  // until it rests: what connections held is freed some time after their end
   std::thread thread_;
 };
 

@@ -4,7 +4,9 @@
 #include <google/protobuf/io/zero_copy_stream_impl_lite.h>
 #include <gtest/gtest.h>
 
+#include <memory>
 #include <string>
+#include <vector>
 
 #include "tessera/v1/tessera.pb.h"
 
@@ -96,6 +98,25 @@ TEST(Wire, AMessageThatIsNotAdmittedIsNotParsed) {
                 request),
             absl::ResourceExhaustedError("no"));
   EXPECT_EQ(request.sequence_ids_size(), 0);
+}
+
+TEST(Wire, RowsAreClearedInAMessageAndInItsWireForm) {
+  v1::AttendRequest request;
+  for (int i = 0; i < 3; ++i) {
+    request.add_items()->mutable_query()->set_inline_(std::string(1000, 'q'));
+  }
+  grpc::ByteBuffer buffer = Buffer(request.SerializeAsString());
+  grpc::ByteBuffer kept = buffer;  // shares the bytes
+  ClearBytes(request);
+  for (const v1::AttendItem& item : request.items()) {
+    EXPECT_EQ(item.query().inline_(), std::string(1000, '\0'));
+  }
+  ClearBytes(buffer);
+  std::vector<grpc::Slice> slices;
+  ASSERT_TRUE(kept.Dump(&slices).ok());
+  for (const grpc::Slice& slice : slices) {
+    EXPECT_EQ(std::string(slice.begin(), slice.end()), std::string(slice.size(), '\0'));
+  }
 }
 
 TEST(Wire, TheSessionKeyIsFoundWithoutParsing) {
