@@ -3,10 +3,14 @@
 
 #include <malloc.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cinttypes>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
+#include <limits>
 #include <memory>
 #include <new>
 
@@ -37,16 +41,38 @@ class HeapTrimmer {
   // Cheap unless there is something to give back. Not thread-safe.
   void Trim() {
 #ifdef __GLIBC__
-    const std::uint64_t freed = ::mallinfo2().fordblks;
-    kept_ = std::min(kept_, freed);
-    if (freed - kept_ < kWorthIt) return;
+    const std::uint64_t idle = Idle();
+    least_ = std::min(least_, idle);
+    if (idle - least_ < kWorthIt) return;
     (void)::malloc_trim(0);
-    kept_ = ::mallinfo2().fordblks;
+    least_ = Idle();
 #endif
   }
 
  private:
-  std::uint64_t kept_ = 0;  // freed bytes after the last trim: scattered between used ones
+#ifdef __GLIBC__
+  // Resident memory that the allocator has and nobody uses. What it has trimmed counts as free to
+  // it, but is not resident.
+  static std::uint64_t Idle() {
+    const struct mallinfo2 info = ::mallinfo2();
+    std::uint64_t pages = 0;
+    std::uint64_t resident = 0;
+    std::uint64_t shared = 0;
+    if (std::FILE* const file = std::fopen("/proc/self/statm", "re")) {
+      if (std::fscanf(file, "%" SCNu64 " %" SCNu64 " %" SCNu64, &pages, &resident, &shared) != 3) {
+        resident = shared = 0;
+      }
+      std::fclose(file);
+    }
+    const std::uint64_t own =
+        (resident - shared) * static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
+    const std::uint64_t used = info.uordblks + info.hblkhd;
+    return own > used ? own - used : 0;
+  }
+#endif
+
+  // After the last trim, or since: free bytes between used ones, and memory beside the heap.
+  std::uint64_t least_ = std::numeric_limits<std::uint64_t>::max();
 };
 
 }  // namespace tessera
