@@ -10,7 +10,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
-#include <limits>
 #include <memory>
 #include <new>
 
@@ -72,7 +71,7 @@ class HeapTrimmer {
 #endif
 
   // After the last trim, or since: free bytes between used ones, and memory beside the heap.
-  std::uint64_t least_ = std::numeric_limits<std::uint64_t>::max();
+  std::uint64_t least_ = 0;
 };
 
 }  // namespace tessera
