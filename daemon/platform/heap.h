@@ -35,7 +35,7 @@ inline ClearedBytes NewClearedBytes(std::size_t bytes) {
 class HeapTrimmer {
  public:
   // Freed bytes that are worth a walk through the heap.
-  static constexpr std::uint64_t kWorthIt = 32 << 20;
+  static constexpr std::uint64_t kWorthIt = 16 << 20;
 
   // Cheap unless there is something to give back. Not thread-safe.
   void Trim() {
