@@ -107,8 +107,8 @@ def sections(config_values, config_type):
                   "config, nodeSelector, tolerations and affinity. Empty: one daemon."),
             Value("tenants", [], t.list_of(TENANT),
                   "Who may attach. An item has a name and may have token.secretName, token.key, "
-                  "softLimitBytes, hardLimitBytes, reservedBytes and maxSessions. Empty: the tenant \"default\" without a "
-                  "token."),
+                  "softLimitBytes, hardLimitBytes, reservedBytes and maxSessions. Empty: the "
+                  "tenant \"default\" without a token."),
         ]),
         Section("The daemon's configuration: the fields of DaemonConfig", config_values),
         Section("How workers reach it", [
@@ -202,8 +202,8 @@ def sections(config_values, config_type):
             Value("resources.cpuRequest", "1", t.quantity(), "CPU that is reserved."),
             Value("resources.cpuLimit", "", t.quantity(empty=True), "Empty: no limit."),
             Value("resources.memoryOverheadBytes", "512MiB", t.size(),
-                  "Memory besides the pool and tiers: the daemon wants 256 MiB for messages and 256 "
-                  "MiB for the heap. The request and the limit for memory are hostTierBytes + "
+                  "Memory besides the pool and tiers: the daemon wants 256 MiB for messages and "
+                  "256 MiB for the heap. The request and the limit for memory are hostTierBytes + "
                   "rawCopyBytes + this, and poolBytes on a CPU."),
             Value("updateStrategy.maxUnavailable", 1, t.count_or_percent(),
                   "Nodes that are updated at a time. A restart ends the sequences of a node."),

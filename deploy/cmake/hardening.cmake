@@ -23,8 +23,9 @@ set(level 2)
 if(TESSERA_FORTIFIES_3)
   set(level 3)
 endif()
-add_compile_options(
-  "$<$<AND:$<COMPILE_LANGUAGE:C,CXX>,$<NOT:$<CONFIG:Debug>>>:-U_FORTIFY_SOURCE;-D_FORTIFY_SOURCE=${level}>")
+set(fortify -U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=${level})
+set(optimised $<AND:$<COMPILE_LANGUAGE:C,CXX>,$<NOT:$<CONFIG:Debug>>>)
+add_compile_options("$<${optimised}:${fortify}>")
 
 # All addresses are resolved at start, and their tables are read-only from then on.
 add_link_options(LINKER:-z,relro LINKER:-z,now LINKER:-z,noexecstack)

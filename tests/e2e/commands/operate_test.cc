@@ -103,6 +103,32 @@ TEST(Operate, TheOperatorsSocketIsForTheDaemonsUser) {
   EXPECT_EQ(found.st_mode & 0777, 0600u);
 }
 
+// "" if the line is not there.
+std::string LineOf(const std::string& path, const std::string& begin) {
+  std::ifstream file(path);
+  for (std::string line; std::getline(file, line);) {
+    if (line.starts_with(begin)) return line;
+  }
+  return "";
+}
+
+TEST(Operate, NoCoreDumpShowsRowsUnlessItIsAllowed) {
+  for (const bool allowed : {false, true}) {
+    const auto daemon = DaemonProcess::Start(
+        {.flags = {allowed ? "--allow-core-dumps=true" : "--allow-core-dumps=false"}});
+    ASSERT_NE(daemon, nullptr);
+    const std::string proc = Concat("/proc/", daemon->pid());
+    EXPECT_THAT(LineOf(proc + "/status", "NoNewPrivs:"), HasSubstr("1"));
+    const std::string limit = LineOf(proc + "/limits", "Max core file size");
+    EXPECT_EQ(std::regex_search(limit, std::regex("size +0 +0 ")), !allowed) << limit;
+    // What is not dumpable belongs to root in /proc, which is visible to other users only.
+    if (::geteuid() == 0) continue;
+    struct stat found {};
+    ASSERT_EQ(::stat((proc + "/mem").c_str(), &found), 0);
+    EXPECT_EQ(found.st_uid == ::geteuid(), allowed);
+  }
+}
+
 TEST(Operate, WorkersAddressesServeNoOperator) {
   const auto daemon = DaemonProcess::Start({.flags = {"--listen=127.0.0.1:0"}});
   ASSERT_NE(daemon, nullptr);
