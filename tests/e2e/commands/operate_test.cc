@@ -12,11 +12,13 @@
 #include <chrono>
 #include <cstdint>
 #include <filesystem>
+#include <fstream>
 #include <memory>
 #include <regex>
 #include <string>
 #include <vector>
 
+#include "daemon/base/strings.h"
 #include "tessera/v1/admin.grpc.pb.h"
 #include "tests/fakes/daemon/daemon_process.h"
 #include "tests/fakes/raw_worker.h"
