@@ -122,9 +122,10 @@ absl::Status FrameGuard::BeginFrame(Clock::TimePoint now) {
     default:
       break;
   }
-  if (controls_.Spend(now)) return absl::OkStatus();
-  return TooMany("frames of control at once", static_cast<std::uint64_t>(limits_.control_burst) + 1,
-                 static_cast<std::uint64_t>(limits_.control_burst));
+  EventBudget& budget = known() ? controls_ : unknown_controls_;
+  if (budget.Spend(now)) return absl::OkStatus();
+  const auto most = static_cast<std::uint64_t>(budget.burst());
+  return TooMany("frames of control at once", most + 1, most);
 }
 
 absl::Status FrameGuard::BeginHeaders(Clock::TimePoint now) {

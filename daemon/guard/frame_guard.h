@@ -41,6 +41,7 @@ class EventBudget {
   EventBudget(double rate, double burst) : rate_(rate), burst_(burst), left_(burst) {}
   // False: too often.
   bool Spend(Clock::TimePoint now);
+  double burst() const { return burst_; }
 
  private:
   const double rate_;
@@ -56,11 +57,13 @@ class FrameGuard {
     std::uint32_t header_block_bytes = 16 << 10;
     std::uint32_t continuations = 4;  // frames of a header block, beside the first
     std::uint32_t streams = 128;      // whose requests are unfinished
-    double control_rate = 100;        // frames a second that carry nothing for a call
-    double control_burst = 1000;
+    double control_rate = 1000;       // frames a second that carry nothing for a call
+    double control_burst = 10'000;
     // Of a peer that has shown no token or session key yet.
     std::uint32_t unknown_streams = 8;
     std::uint64_t unknown_message_bytes = 64 << 10;
+    double unknown_control_rate = 100;
+    double unknown_control_burst = 1000;
     double unknown_call_rate = 10;
     double unknown_call_burst = 32;
   };
@@ -68,6 +71,7 @@ class FrameGuard {
       : limits_(limits),
         registrar_(registrar),
         controls_(limits.control_rate, limits.control_burst),
+        unknown_controls_(limits.unknown_control_rate, limits.unknown_control_burst),
         unknown_calls_(limits.unknown_call_rate, limits.unknown_call_burst) {}
   ~FrameGuard() { Release(); }
   FrameGuard(const FrameGuard&) = delete;
@@ -117,6 +121,7 @@ class FrameGuard {
   const Limits limits_;
   Registrar& registrar_;
   EventBudget controls_;
+  EventBudget unknown_controls_;
   EventBudget unknown_calls_;
   TenantId tenant_;
   std::uint32_t preface_ = 0;  // bytes of the preface so far

@@ -1,5 +1,6 @@
 #include "daemon/guard/guarded_sockets.h"
 
+#include <dlfcn.h>
 #include <openssl/ssl.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -145,7 +146,7 @@ bool TakeAll(GuardedConnection& connection, const iovec* parts, std::size_t left
   return true;
 }
 
-// The connection of a TLS object is found at its first read, and kept in the object.
+// The connection of a TLS object is found at its handshake, and kept in the object.
 int ConnectionIndex() {
   static const int index = SSL_get_ex_new_index(
       0, nullptr, nullptr, nullptr, [](void*, void* connection, CRYPTO_EX_DATA*, int, long, void*) {
@@ -188,6 +189,13 @@ ssize_t recvmsg(int socket, msghdr* message, int flags) {
   (void)::shutdown(socket, SHUT_RDWR);
   errno = ECONNRESET;
   return -1;
+}
+
+int SSL_do_handshake(SSL* ssl) {
+  using Function = int (*)(SSL*);
+  static const auto original = reinterpret_cast<Function>(::dlsym(RTLD_NEXT, "SSL_do_handshake"));
+  if (SSL_is_server(ssl) != 0) (void)tessera::ConnectionOf(ssl);
+  return original(ssl);
 }
 
 int SSL_read(SSL* ssl, void* buffer, int size) {

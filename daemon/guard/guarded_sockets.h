@@ -1,9 +1,10 @@
 // GuardedSockets has the guard of each connection that the daemon has accepted for gRPC.
 //
-// gRPC reads a plain connection with recvmsg, and the bytes of a TLS connection with SSL_read.
-// guarded_sockets.cc defines both, for all of the process: the linker prefers a program's function
-// to a library's. So each byte is checked before gRPC sees it, without a copy or another thread. A
-// proxy in front of gRPC would cost a call two copies and four context switches.
+// gRPC reads a plain connection with recvmsg, and the bytes of a TLS connection with SSL_read,
+// after SSL_do_handshake. guarded_sockets.cc defines them, for all of the process: the linker
+// prefers a program's function to a library's. So each byte is checked before gRPC sees it, without
+// a copy or another thread. A proxy in front of gRPC would cost a call two copies and four context
+// switches.
 #pragma once
 
 #include <atomic>

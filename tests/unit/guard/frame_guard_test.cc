@@ -174,8 +174,13 @@ TEST_F(FrameGuardTest, CompressedMessagesAreCut) {
   EXPECT_THAT(ErrorOf(DataFrame(1, GrpcMessage("z", 1, 1))), HasSubstr("is compressed"));
 }
 
-TEST_F(FrameGuardTest, ControlIsRare) {
+TEST_F(FrameGuardTest, WhoIsKnownMayCancelManyCalls) {
   Introduce();
+  for (int i = 0; i < 10'000; ++i) ASSERT_TRUE(Take(Frame(3, 0, 99, "1234")).ok()) << i;
+  EXPECT_THAT(ErrorOf(Frame(3, 0, 99, "1234")), HasSubstr("the limit is 10000"));
+}
+
+TEST_F(FrameGuardTest, ControlIsRare) {
   for (int i = 0; i < 1000; ++i) ASSERT_TRUE(Take(Frame(6, 0, 0, "12345678")).ok()) << i;
   now_ += std::chrono::seconds(1);
   for (int i = 0; i < 100; ++i) ASSERT_TRUE(Take(Frame(4, 0, 0, "")).ok()) << i;
