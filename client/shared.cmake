@@ -36,7 +36,7 @@ if(TESSERA_STATIC_DEPENDENCIES AND NOT TESSERA_SANITIZE)
   target_link_libraries(tessera_shared PRIVATE
     -Wl,--whole-archive $<TARGET_FILE:tessera_client> -Wl,--no-whole-archive
     -Wl,--start-group ${archive_files} ${contained} -Wl,--end-group
-    ${linked} absl::status absl::statusor absl::cord spdlog::spdlog Threads::Threads
+    ${linked} absl::status absl::statusor absl::cord Threads::Threads
     ${CMAKE_DL_LIBS} rt m)
   target_link_options(tessera_shared PRIVATE -Wl,-z,defs)
   # Other C++ libraries bring the shared one, and a process should have one of it.

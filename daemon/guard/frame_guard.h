@@ -8,6 +8,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <string>
 #include <string_view>
@@ -66,6 +67,17 @@ class FrameGuard {
     double unknown_control_burst = 1000;
     double unknown_call_rate = 10;
     double unknown_call_burst = 32;
+
+    // Of a peer that needs no token: an operator.
+    static Limits Trusted() {
+      Limits limits;
+      limits.unknown_streams = limits.streams;
+      limits.unknown_message_bytes = std::numeric_limits<std::uint64_t>::max();
+      limits.unknown_control_rate = limits.control_rate;
+      limits.unknown_control_burst = limits.control_burst;
+      limits.unknown_call_rate = limits.unknown_call_burst = std::numeric_limits<double>::max();
+      return limits;
+    }
   };
   FrameGuard(const Limits& limits, Registrar& registrar)
       : limits_(limits),

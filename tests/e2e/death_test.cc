@@ -88,7 +88,8 @@ class Death : public testing::Test {
     grpc::ClientContext context;
     context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(10));
     v1::StatsResponse stats;
-    EXPECT_TRUE(admin_->NodeStats(&context, {}, &stats).ok());
+    const grpc::Status status = admin_->NodeStats(&context, {}, &stats);
+    EXPECT_TRUE(status.ok()) << status.error_message() << daemon_->Log();
     return stats;
   }
   Holdings Look() {

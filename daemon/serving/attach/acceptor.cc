@@ -104,7 +104,7 @@ void Acceptor::Admit(const Door& door, Fd socket) {
   guarded.Add(
       socket.get(),
       std::make_shared<GuardedConnection>(GuardedConnection::Options{
-          .limits = {},
+          .limits = door.trusted ? FrameGuard::Limits::Trusted() : FrameGuard::Limits(),
           .registrar = options_.registrar,
           .clock = options_.clock,
           .tls = door.tls,

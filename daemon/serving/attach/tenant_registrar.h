@@ -27,8 +27,8 @@ class TenantRegistrar final : public Registrar {
   }
 
  private:
-  // A worker needs one connection; some have one per thread.
-  static constexpr std::uint32_t kPerSession = 4;
+  // A worker needs one connection; some have one per thread, and some try again and again.
+  static constexpr std::uint32_t kPerSession = 16;
 
   const cache::Node& node_;
   MessageBudget& messages_;

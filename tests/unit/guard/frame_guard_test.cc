@@ -149,6 +149,19 @@ TEST_F(FrameGuardTest, WhoAsksForItsHealthIsServedForever) {
   }
 }
 
+TEST_F(FrameGuardTest, ATrustedPeerCallsAsOftenAsItLikes) {
+  FrameGuard guard(FrameGuard::Limits::Trusted(), registrar_);
+  const auto take = [&](const std::string& bytes) {
+    return guard.Take({reinterpret_cast<const std::uint8_t*>(bytes.data()), bytes.size()}, now_);
+  };
+  ASSERT_TRUE(take(std::string(fakes::kHttp2Preface)).ok());
+  for (std::uint32_t i = 0; i < 5000; ++i) {
+    const std::uint32_t stream = 2 * i + 1;
+    ASSERT_TRUE(take(HeadersFrame(stream) + DataFrame(stream, GrpcMessage("x"), true)).ok()) << i;
+  }
+  EXPECT_TRUE(take(HeadersFrame(10'001) + DataFrame(10'001, GrpcMessage("x", 1 << 24))).ok());
+}
+
 TEST_F(FrameGuardTest, HeadersAreShort) {
   EXPECT_THAT(ErrorOf(HeadersFrame(1, std::string((16 << 10) + 1, 'h'))),
               HasSubstr("16385 bytes of headers; the limit is 16384"));
