@@ -11,7 +11,7 @@ import types_of_values as t
 # Fields of the daemon's configuration that are not below `config`, and what sets them.
 SET_BY_CHART = {
     "listen": "socketDirectory, tcp",
-    "admin_listen": "socketDirectory",
+    "admin_listen": "nothing: it is in a volume of the pod",
     "metrics_address": "metrics",
     "device": "device",
     "pool_bytes": "poolBytes",

@@ -270,11 +270,12 @@ class Reactor final : public grpc::ServerBidiReactor<v1::AttachRequest, v1::Atta
     if (gone) return Finished(metrics::SessionEnd::kLost, absl::OkStatus());
     const Clock::Duration wait =
         door_.token_delay->Next(door_.services->clock->Now()) - door_.services->clock->Now();
-    refusal_.Set(std::chrono::system_clock::now() +
-                     std::chrono::duration_cast<std::chrono::system_clock::duration>(wait),
-                 [link = link_, why](bool due) {
-                   if (due) link->Cut(why);
-                 });
+    refusal_ = std::make_unique<grpc::Alarm>();
+    refusal_->Set(std::chrono::system_clock::now() +
+                      std::chrono::duration_cast<std::chrono::system_clock::duration>(wait),
+                  [link = link_, why](bool due) {
+                    if (due) link->Cut(why);
+                  });
   }
 
   void CountRefusal(const absl::Status& why) {
@@ -466,7 +467,7 @@ class Reactor final : public grpc::ServerBidiReactor<v1::AttachRequest, v1::Atta
   grpc::CallbackServerContext* const context_;
   const Clock::TimePoint begun_;
   const std::shared_ptr<Link> link_ = std::make_shared<Link>(this);
-  grpc::Alarm refusal_;  // of a wrong token
+  std::unique_ptr<grpc::Alarm> refusal_;  // of a wrong token
   v1::AttachRequest request_;
   bool greeting_counted_ = false;  // for the reading callbacks
   // Set by Greet and used by the reading callbacks only; others use session_id_.

@@ -2,7 +2,8 @@
 {{- define "tessera.config" -}}
 {{- $values := .root.Values -}}
 {{- $one := .instance -}}
-{{- $admin := printf "%s.admin" (index $one.listen 0) -}}
+{{- /* Beside the socket for kubectl exec, in a volume of the pod. */ -}}
+{{- $admin := "unix:/run/tessera-pod/tesserad.sock.admin" -}}
 {{- $file := dict "listen" $one.listen "admin_listen" $admin "device" $one.device -}}
 {{- range list "poolBytes" "hostTierBytes" "rawCopyBytes" -}}
 {{- $_ := set $file (snakecase .) (get $one .) -}}

@@ -16,8 +16,8 @@
 
 namespace tessera::tests {
 extern "C" {
-// longjmp by another name: a fortified build takes a jump to another stack for one into a frame that
-// is gone, and aborts.
+// longjmp by another name: a fortified build takes a jump to another stack for one into a frame
+// that is gone, and aborts.
 [[noreturn]] void JumpTo(jmp_buf place, int value) noexcept(true) __asm__("_longjmp");
 }
 

@@ -357,7 +357,7 @@ class WithoutDaemon(unittest.TestCase):
         self.assertIn("Rows:", run("help", "bench", "serve"))
 
     def test_grpc_is_silent_unless_it_is_asked(self):
-        text = run("status", "--address=127.0.0.1:1", status=1)
+        text = run("health", "--address=127.0.0.1:1", status=1)
         self.assertEqual(text.count("\n"), 1, text)
 
 

@@ -2,7 +2,9 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <limits>
@@ -181,6 +183,47 @@ TEST(Log, ThreadsDoNotMixTheirLines) {
     EXPECT_EQ(i, next.at(thread)++);
   }
   EXPECT_THAT(next, ::testing::Each(kEach));
+}
+
+TEST(Log, ALogThatNobodyReadsHoldsUpNobody) {
+  int ends[2];
+  ASSERT_EQ(::pipe(ends), 0);
+  std::FILE* const stream = ::fdopen(ends[1], "w");
+  constexpr int kLines = 5000;
+  constexpr std::size_t kQueued = 16;
+  const std::string kilobyte(1000, 'x');
+  std::uint64_t dropped = 0;
+  std::string text;
+  std::thread reader;
+  {
+    Logger logger({.stream = stream, .queue_lines = kQueued});
+    for (int i = 0; i < kLines; ++i) logger.Log(LogLevel::kInfo, "line", {{"text", kilobyte}});
+    dropped = logger.dropped_lines();
+    EXPECT_GT(dropped, kLines / 2);  // a pipe holds 64 KiB
+    reader = std::thread([&] {
+      char bytes[4096];
+      for (ssize_t n = 0; (n = ::read(ends[0], bytes, sizeof bytes)) > 0;) text.append(bytes, n);
+    });
+    // When there is room again, the log says how many lines are missing.
+    do {
+      dropped = logger.dropped_lines();
+      logger.Log(LogLevel::kInfo, "again");
+    } while (logger.dropped_lines() != dropped);
+  }
+  std::fclose(stream);
+  reader.join();
+  ::close(ends[0]);
+  EXPECT_THAT(text, testing::HasSubstr("warning log lines dropped lines="));
+}
+
+TEST(Log, TextThatTurnsItsSurroundingsIsEscaped) {
+  std::FILE* const stream = std::tmpfile();
+  { Logger({.stream = stream}).Log(LogLevel::kInfo, "x", {{"name", "a\u202eb\u2066c\u2065d"}}); }
+  std::rewind(stream);
+  char line[256] = {};
+  ASSERT_NE(std::fgets(line, sizeof line, stream), nullptr);
+  std::fclose(stream);
+  EXPECT_THAT(std::string(line), testing::HasSubstr("name=\"a\\u202eb\\u2066c\u2065d\""));
 }
 
 TEST(LogNames, RoundTripAndRefuse) {

@@ -122,6 +122,7 @@ class Documents(unittest.TestCase):
                 def local(match, folder=folder):
                     file = pathlib.Path(folder) / match[1]
                     file.write_text(match[1] + "\n")
+                    file.chmod(0o600)
                     return f'"{file}"'
 
                 block = re.sub(r'"/etc/tessera/([\w.]+)"', local, block)
