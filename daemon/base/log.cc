@@ -73,7 +73,7 @@ class LogQueue {
       return;
     }
     lines_.push_back(std::move(line));
-    changed_.NotifyOne();
+    changed_.NotifyAll();
   }
   // Lines dropped since the last call, if there is room to say so.
   std::uint64_t TakeUnsaid() {
@@ -90,6 +90,8 @@ class LogQueue {
       std::string line;
       {
         MutexLock lock(mutex_);
+        writing_ = false;
+        if (lines_.empty()) changed_.NotifyAll();
         while (lines_.empty() && !stopping_) changed_.Wait(mutex_);
         if (lines_.empty()) {
           ended_ = true;
@@ -98,6 +100,7 @@ class LogQueue {
         }
         line = std::move(lines_.front());
         lines_.pop_front();
+        writing_ = true;
       }
       // One write per event, as long as the system takes it whole.
       for (std::string_view rest = line; !rest.empty();) {
@@ -108,16 +111,25 @@ class LogQueue {
       }
     }
   }
-  void StopWithin(Clock::Duration limit) {
+  void Flush() {
+    MutexLock lock(mutex_);
+    const Clock::TimePoint until = SystemClock().Now() + kPatience;
+    while ((!lines_.empty() || writing_) && changed_.WaitUntil(mutex_, until)) {
+    }
+  }
+  // Ends the thread when it has written what there is.
+  void Stop() {
     MutexLock lock(mutex_);
     stopping_ = true;
     changed_.NotifyAll();
-    const Clock::TimePoint until = SystemClock().Now() + limit;
+    const Clock::TimePoint until = SystemClock().Now() + kPatience;
     while (!ended_ && changed_.WaitUntil(mutex_, until)) {
     }
   }
 
  private:
+  static constexpr std::chrono::seconds kPatience{1};
+
   const std::size_t most_;
   const int fd_;
   mutable Mutex mutex_;
@@ -125,6 +137,7 @@ class LogQueue {
   std::deque<std::string> lines_ TESSERA_GUARDED_BY(mutex_);
   std::uint64_t dropped_ TESSERA_GUARDED_BY(mutex_) = 0;
   std::uint64_t unsaid_ TESSERA_GUARDED_BY(mutex_) = 0;
+  bool writing_ TESSERA_GUARDED_BY(mutex_) = false;
   bool stopping_ TESSERA_GUARDED_BY(mutex_) = false;
   bool ended_ TESSERA_GUARDED_BY(mutex_) = false;
 };
@@ -306,8 +319,11 @@ Logger::Logger(const LogOptions& options)
       logger_(MakeLogger(options, queue_)) {}
 
 Logger::~Logger() {
-  constexpr std::chrono::seconds kPatience{1};
-  if (queue_ != nullptr) queue_->StopWithin(kPatience);
+  if (queue_ != nullptr) queue_->Stop();
+}
+
+void Logger::Flush() {
+  if (queue_ != nullptr) queue_->Flush();
 }
 
 std::uint64_t Logger::dropped_lines() const { return queue_ == nullptr ? 0 : queue_->dropped(); }

@@ -96,6 +96,8 @@ class Logger {
   }
   void set_level(LogLevel level);
   std::uint64_t dropped_lines() const;
+  // Waits a second at most until all lines are written. For an exit that destroys nothing.
+  void Flush();
 
   // Costs one comparison if `level` is not enabled.
   void Log(LogLevel level, std::string_view event, std::initializer_list<LogField> fields = {}) {

@@ -53,6 +53,7 @@ void DrainWatch::ShortenDrain(Clock::Duration limit) {
 
 void DrainWatch::ExitNow(const char* why) {
   options_.logger->Log(LogLevel::kWarning, why);
+  options_.logger->Flush();
   std::_Exit(0);
 }
 
