@@ -139,6 +139,8 @@ int Serve(const config::Invocation& invocation, const Source& source, device::Fi
           const lifecycle::Signals& signals) {
   const config::Config& config = invocation.config;
   lifecycle::GiveUpPrivileges({.core_dumps = config.allow_core_dumps});
+  const config::MemoryBudget budget = config::BudgetOf(config, source.memory);
+  if (budget.limit_bytes < config::kLittleMemory) ReturnFreedMemory();
   constexpr std::size_t kQueuedLines = 4096;
   Logger logger(
       {.level = config.log_level, .format = config.log_format, .queue_lines = kQueuedLines});
@@ -170,19 +172,18 @@ int Serve(const config::Invocation& invocation, const Source& source, device::Fi
 
   // Create the server first, because it locks the socket path: a second daemon must fail before it
   // allocates memory.
-  serving::Services services{
-      .metrics = &metrics,
-      .logger = &logger,
-      .call_log = &call_log,
-      .clock = &clock,
-      .heartbeats = &heartbeats,
-      .device = &device,
-      .started = clock.Now(),
-      .max_message_bytes = config.max_message_bytes,
-      .message_bytes = config::BudgetOf(config, source.memory).transport_bytes,
-      .compactor_threads = config.compactor_threads};
+  serving::Services services{.metrics = &metrics,
+                             .logger = &logger,
+                             .call_log = &call_log,
+                             .clock = &clock,
+                             .heartbeats = &heartbeats,
+                             .device = &device,
+                             .started = clock.Now(),
+                             .max_message_bytes = config.max_message_bytes,
+                             .message_bytes = budget.transport_bytes,
+                             .compactor_threads = config.compactor_threads};
   serving::Server::Options server_options = ServerOptions(config);
-  server_options.memory_limit_bytes = config::BudgetOf(config, source.memory).limit_bytes;
+  server_options.memory_limit_bytes = budget.limit_bytes;
   absl::StatusOr<std::unique_ptr<serving::Server>> server =
       serving::Server::Create(services, server_options);
   if (!server.ok()) return Fail(server.status());

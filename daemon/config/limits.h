@@ -44,6 +44,8 @@ inline constexpr Range kTenants = {1, 256};
 // GiB, an eighth and a tenth of it.
 inline constexpr std::uint64_t kTransportBytes = 256 * kMiB;
 inline constexpr std::uint64_t kHeapBytes = 256 * kMiB;
+// With less memory, the daemon returns freed memory to the kernel at once.
+inline constexpr std::uint64_t kLittleMemory = 4 * kGiB;
 
 inline constexpr std::size_t kMaxTenantName = 63;  // characters
 inline constexpr std::size_t kMaxToken = 256;      // characters

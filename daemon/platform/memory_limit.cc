@@ -1,5 +1,7 @@
 #include "daemon/platform/memory_limit.h"
 
+#include <malloc.h>
+
 #include <charconv>
 #include <fstream>
 #include <optional>
@@ -108,6 +110,12 @@ absl::StatusOr<MemoryLimit> DetectMemoryLimit(const fs::path& root) {
     ApplyHierarchy(mount / "memory", paths.v1_memory, "memory.limit_in_bytes", limit);
   }
   return limit;
+}
+
+void ReturnFreedMemory() {
+  // A threshold that was set does not grow with the sizes of freed blocks.
+  ::mallopt(M_MMAP_THRESHOLD, 1 << 20);
+  ::mallopt(M_TRIM_THRESHOLD, 4 << 20);
 }
 
 }  // namespace tessera

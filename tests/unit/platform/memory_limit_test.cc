@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <malloc.h>
 #include <unistd.h>
 
 #include <cstdint>
@@ -131,6 +132,19 @@ TEST(MemoryLimit, OfThisMachineIsPlausible) {
   EXPECT_LE(limit->bytes, 1024 * kTiB);
   EXPECT_LE(limit->bytes, static_cast<std::uint64_t>(sysconf(_SC_PHYS_PAGES)) *
                               static_cast<std::uint64_t>(sysconf(_SC_PAGESIZE)));
+}
+
+TEST(ReturnFreedMemory, LargeBlocksAreReturnedAlsoAfterOneWasFreed) {
+  constexpr std::size_t kBlock = 8 << 20;
+  const auto mapped = [] { return ::mallinfo2().hblkhd; };
+  void* volatile block = std::malloc(kBlock);  // volatile: the compiler keeps the calls
+  std::free(block);                            // glibc takes this as a reason to keep the next one
+  ReturnFreedMemory();
+  const std::size_t before = mapped();
+  block = std::malloc(kBlock);
+  EXPECT_GE(mapped(), before + kBlock);
+  std::free(block);
+  EXPECT_EQ(mapped(), before);
 }
 
 }  // namespace
