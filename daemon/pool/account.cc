@@ -57,9 +57,14 @@ absl::StatusOr<Charge> Account::Reserve(MemoryTag tag, std::uint64_t bytes) {
   return Charge(this, tag, bytes);
 }
 
-absl::Status Account::TakeFromParent(MemoryTag tag, std::uint64_t bytes) {
+absl::Status Account::TakeFromParents(MemoryTag tag, std::uint64_t bytes) {
   if (guarantees_ != nullptr) return guarantees_->Take(tenant_, tag, bytes);
-  return parent_ == nullptr ? absl::OkStatus() : parent_->Take(tag, bytes);
+  if (parent_ == nullptr) return absl::OkStatus();
+  absl::Status status = parent_->Take(tag, bytes);
+  if (!status.ok() || other_parent_ == nullptr) return status;
+  status = other_parent_->Take(tag, bytes);
+  if (!status.ok()) parent_->Return(tag, bytes);
+  return status;
 }
 
 absl::Status Account::Take(MemoryTag tag, std::uint64_t bytes, std::uint64_t kept) {
@@ -73,7 +78,7 @@ absl::Status Account::Take(MemoryTag tag, std::uint64_t bytes, std::uint64_t kep
     }
   } while (!used_.compare_exchange_weak(before, before + bytes, std::memory_order_relaxed));
   by_tag_[static_cast<std::size_t>(tag)].fetch_add(bytes, std::memory_order_relaxed);
-  absl::Status of_parent = TakeFromParent(tag, bytes);
+  absl::Status of_parent = TakeFromParents(tag, bytes);
   if (!of_parent.ok()) {
     ReturnHere(tag, bytes);
     return of_parent;
@@ -117,6 +122,7 @@ std::optional<Shortage> ShortageOf(const absl::Status& status) {
 
 void Account::Return(MemoryTag tag, std::uint64_t bytes) {
   if (guarantees_ != nullptr) guarantees_->Return(tenant_, tag, bytes);
+  if (other_parent_ != nullptr) other_parent_->Return(tag, bytes);
   if (parent_ != nullptr) parent_->Return(tag, bytes);
   ReturnHere(tag, bytes);
 }

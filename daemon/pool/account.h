@@ -69,6 +69,13 @@ class Account {
   Account(std::string name, std::uint64_t limit_bytes, Account* parent = nullptr,
           ErrorCause cause = ErrorCause::kQuota)
       : name_(std::move(name)), limit_bytes_(limit_bytes), parent_(parent), cause_(cause) {}
+  // An unlimited account whose bytes are charged to both parents, which outlive it.
+  Account(std::string name, Account* parent, Account* other_parent)
+      : name_(std::move(name)),
+        limit_bytes_(0),
+        parent_(parent),
+        cause_(ErrorCause::kQuota),
+        other_parent_(other_parent) {}
   // An unlimited account of a tenant whose bytes are charged on by `guarantees`, which outlive it.
   Account(std::string name, Guarantees* guarantees, std::size_t tenant)
       : name_(std::move(name)),
@@ -106,7 +113,7 @@ class Account {
   friend class Guarantees;
   // `kept`: bytes of the limit that this request may not use.
   absl::Status Take(MemoryTag tag, std::uint64_t bytes, std::uint64_t kept = 0);
-  absl::Status TakeFromParent(MemoryTag tag, std::uint64_t bytes);
+  absl::Status TakeFromParents(MemoryTag tag, std::uint64_t bytes);
   void Return(MemoryTag tag, std::uint64_t bytes);
   void ReturnHere(MemoryTag tag, std::uint64_t bytes);
   absl::Status Refuse(MemoryTag tag, std::uint64_t bytes, std::uint64_t used,
@@ -116,6 +123,7 @@ class Account {
   std::atomic<std::uint64_t> limit_bytes_;
   Account* const parent_;
   const ErrorCause cause_;  // of a refusal
+  Account* const other_parent_ = nullptr;
   Guarantees* const guarantees_ = nullptr;
   const std::size_t tenant_ = 0;  // for guarantees_
   // Whenever no call is in progress: used_ == sum of by_tag_ == sum of live Charges.

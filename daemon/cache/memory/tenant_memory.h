@@ -7,7 +7,6 @@
 
 #include "daemon/base/clock.h"
 #include "daemon/cache/memory/directory.h"
-#include "daemon/cache/memory/heap_charge.h"
 #include "daemon/device/device.h"
 #include "daemon/metrics/instruments.h"
 #include "daemon/pool/epochs.h"
@@ -53,7 +52,9 @@ struct TenantMemory {
   pool::Account* offloaded;     // this tenant's share of the host tier
   tiers::HostTier* host_tier;   // shared by the node
   const Clock* clock;
-  HeapCharge::Accounts heap;  // of heap memory that the tenant causes
+  // For heap memory that the tenant causes: it counts against the tenant's limit and against the
+  // node's memory, like bytes of the pool. Otherwise objects without rows would be unlimited.
+  pool::Account* heap;
 };
 
 }  // namespace tessera::cache

@@ -12,6 +12,8 @@ namespace tessera::cache {
 namespace {
 // Entries of tables, the block that tail handles share, and what the allocator adds.
 constexpr std::uint64_t kBesideSequence = 512;
+// With a list of one segment.
+constexpr std::uint64_t kLaneBytes = sizeof(Lane) + 2 * sizeof(HeldSegment);
 }  // namespace
 
 std::uint64_t Sequence::Replaced::bytes() const {
@@ -27,8 +29,8 @@ absl::StatusOr<std::shared_ptr<Sequence>> Sequence::Create(const TenantMemory& m
                                                            SequenceId id,
                                                            std::shared_ptr<const Model> model,
                                                            SessionId owner) {
-  absl::StatusOr<HeapCharge> charge =
-      HeapCharge::Reserve(memory.heap, pool::MemoryTag::kState, sizeof(Sequence) + kBesideSequence);
+  absl::StatusOr<pool::Charge> charge =
+      memory.heap->Reserve(pool::MemoryTag::kState, sizeof(Sequence) + kBesideSequence);
   if (!charge.ok()) return charge.status();
   absl::StatusOr<pool::Block> block = memory.directory->AllocateSequenceBlock(model->lanes());
   if (!block.ok()) return block.status();
@@ -37,7 +39,7 @@ absl::StatusOr<std::shared_ptr<Sequence>> Sequence::Create(const TenantMemory& m
 }
 
 Sequence::Sequence(const TenantMemory& memory, SequenceId id, std::shared_ptr<const Model> model,
-                   SessionId owner, pool::Block block, HeapCharge charge)
+                   SessionId owner, pool::Block block, pool::Charge charge)
     : memory_(memory),
       id_(id),
       model_(std::move(model)),
@@ -66,8 +68,8 @@ shm::Word* Sequence::lane_words() const {
 
 absl::Status Sequence::MakeLanes() {
   if (!lanes_.empty()) return absl::OkStatus();
-  absl::StatusOr<HeapCharge> charge =
-      HeapCharge::Reserve(memory_.heap, pool::MemoryTag::kState, model_->lanes() * sizeof(Lane));
+  absl::StatusOr<pool::Charge> charge =
+      memory_.heap->Reserve(pool::MemoryTag::kState, model_->lanes() * kLaneBytes);
   if (!charge.ok()) return charge.status();
   if (const std::shared_ptr<Companion> companion = this->companion()) {
     if (absl::Status status = companion->MakeLanes(); !status.ok()) return status;

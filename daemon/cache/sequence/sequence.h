@@ -346,7 +346,7 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   };
 
   Sequence(const TenantMemory& memory, SequenceId id, std::shared_ptr<const Model> model,
-           SessionId owner, pool::Block block, HeapCharge charge);
+           SessionId owner, pool::Block block, pool::Charge charge);
 
   shm::SequenceBlock& block() const;
   shm::Word* lane_words() const;
@@ -463,8 +463,8 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   std::atomic<std::uint64_t> owner_;
 
   mutable Mutex mutex_;
-  HeapCharge charge_ TESSERA_GUARDED_BY(mutex_);  // of this object
-  HeapCharge lanes_charge_ TESSERA_GUARDED_BY(mutex_);
+  pool::Charge charge_ TESSERA_GUARDED_BY(mutex_);  // of this object
+  pool::Charge lanes_charge_ TESSERA_GUARDED_BY(mutex_);
   std::vector<Lane> lanes_ TESSERA_GUARDED_BY(mutex_);  // none until MakeLanes: all are empty
   std::uint32_t tail_generation_ TESSERA_GUARDED_BY(mutex_) = 0;
   bool freed_ TESSERA_GUARDED_BY(mutex_) = false;

@@ -87,7 +87,7 @@ class Node {
   struct Entry {
     std::optional<std::string> token;
     std::uint32_t sessions = 0;
-    std::uint32_t guaranteed = 0;  // sessions
+    std::uint32_t guaranteed = 0;    // sessions
     std::uint32_t max_sessions = 0;  // 0: only the node's limit applies
     std::uint32_t unused() const {
       return open() ? guaranteed - std::min(guaranteed, sessions) : 0;

@@ -69,7 +69,7 @@ absl::StatusOr<std::unique_ptr<Tenant>> Tenant::Create(const Options& options) {
   tenant->prefixes_ = std::make_unique<PrefixStore>(
       PrefixStore::Options{.tenant = options.name,
                            .hash = NewPrefixHash(options.prefix_hash_seed),
-                           .account = &tenant->account_,
+                           .account = &tenant->heap_,
                            .clock = options.clock,
                            .max_prefixes = options.max_prefixes,
                            .next_id = [id = tenant.get()] { return id->NextId(); },
@@ -85,7 +85,7 @@ absl::StatusOr<std::unique_ptr<Tenant>> Tenant::Create(const Options& options) {
                      .offloaded = &tenant->offloaded_,
                      .host_tier = options.host_tier,
                      .clock = options.clock,
-                     .heap = {.tenant = &tenant->account_, .node = &tenant->part_}};
+                     .heap = &tenant->heap_};
   return tenant;
 }
 
@@ -93,12 +93,13 @@ Tenant::Tenant(const Options& options)
     : options_(options),
       account_(Concat("tenant ", options.name), options.hard_limit_bytes, options.objects),
       part_(options.guarantees == nullptr
-                ? pool::Account(Concat("tenant ", options.name, ", part of the node"), 0,
-                                options.node)
+                ? pool::Account(Concat("tenant ", options.name, ", part of the node"),
+                                std::uint64_t{0}, options.node)
                 : pool::Account(Concat("tenant ", options.name, ", part of the node"),
                                 options.guarantees, options.id.value() - 1)),
       held_(Concat("tenant ", options.name, ", extents and all"),
             HeldLimit(options, options.hard_limit_bytes), &part_),
+      heap_(Concat("tenant ", options.name, ", heap"), &account_, &part_),
       host_rows_(Concat("tenant ", options.name, ", rows in host memory"), options.host_rows_bytes,
                  options.host_rows),
       raw_copies_(Concat("tenant ", options.name, ", raw copies"),
@@ -247,12 +248,12 @@ absl::StatusOr<std::shared_ptr<const Model>> Tenant::RegisterModel(ModelSpec spe
                                             "or raise max_models_per_tenant")),
         ErrorCause::kQuota);
   }
-  absl::StatusOr<HeapCharge> charge =
-      HeapCharge::Reserve(memory_.heap, pool::MemoryTag::kModels, model->bytes());
+  absl::StatusOr<pool::Charge> charge =
+      memory_.heap->Reserve(pool::MemoryTag::kModels, model->bytes());
   if (!charge.ok()) return charge.status();
   struct Charged {
     Model model;
-    HeapCharge charge;
+    pool::Charge charge;
   };
   const auto charged = std::make_shared<Charged>(Charged{*std::move(model), *std::move(charge)});
   const std::shared_ptr<const Model> shared(charged, &charged->model);

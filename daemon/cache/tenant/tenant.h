@@ -196,6 +196,7 @@ class Tenant {
   pool::Account account_;  // bytes of objects, bounded by the hard limit
   pool::Account part_;     // everything that is charged to the node
   pool::Account held_;     // physical memory, charged on to part_
+  pool::Account heap_;     // heap memory, charged on to account_ and part_
   pool::Account host_rows_;
   pool::Account raw_copies_;  // part of host_rows_; smaller, so observations always find some room
   pool::Account offloaded_;

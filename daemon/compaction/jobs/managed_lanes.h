@@ -11,10 +11,10 @@
 
 #include "absl/status/status.h"
 #include "daemon/base/mutex.h"
-#include "daemon/cache/memory/heap_charge.h"
 #include "daemon/compaction/lanes/lane_outcome.h"
 #include "daemon/compaction/lanes/lane_state.h"
 #include "daemon/compaction/lanes/seal_requests.h"
+#include "daemon/pool/account.h"
 
 namespace tessera::compaction {
 
@@ -39,8 +39,7 @@ struct ManagedLane {
 // Thread-safe. The lanes are made together, once, and charged to the tenant.
 class ManagedLanes {
  public:
-  ManagedLanes(const cache::HeapCharge::Accounts& heap, std::uint32_t count)
-      : heap_(heap), count_(count) {}
+  ManagedLanes(pool::Account* heap, std::uint32_t count) : heap_(heap), count_(count) {}
   ~ManagedLanes() { delete made_.load(); }
   ManagedLanes(const ManagedLanes&) = delete;
   ManagedLanes& operator=(const ManagedLanes&) = delete;
@@ -48,8 +47,8 @@ class ManagedLanes {
   // Idempotent. RESOURCE_EXHAUSTED: the tenant or the node has no room for them.
   absl::Status Make() {
     if (made_.load(std::memory_order_acquire) != nullptr) return absl::OkStatus();
-    absl::StatusOr<cache::HeapCharge> charge =
-        cache::HeapCharge::Reserve(heap_, pool::MemoryTag::kState, count_ * kLaneBytes);
+    absl::StatusOr<pool::Charge> charge =
+        heap_->Reserve(pool::MemoryTag::kState, count_ * kLaneBytes);
     if (!charge.ok()) return charge.status();
     MakeWith(*std::move(charge));
     return absl::OkStatus();
@@ -68,7 +67,7 @@ class ManagedLanes {
   // cannot be refused. A sequence makes them before its rows, so this happens only if a policy is
   // set at that moment.
   ManagedLane& at(std::uint32_t index) {
-    if (all().empty() && !Make().ok()) MakeWith(cache::HeapCharge());
+    if (all().empty() && !Make().ok()) MakeWith(pool::Charge());
     return all()[index];
   }
 
@@ -76,10 +75,10 @@ class ManagedLanes {
   // The last part is for what lanes allocate later: losses of tiles, reasons of failures.
   static constexpr std::uint64_t kLaneBytes = sizeof(ManagedLane) + sizeof(LaneWork) + 128;
   struct Made {
-    cache::HeapCharge charge;
+    pool::Charge charge;
     std::vector<ManagedLane> lanes;
   };
-  void MakeWith(cache::HeapCharge charge) {
+  void MakeWith(pool::Charge charge) {
     auto made = std::make_unique<Made>();
     made->charge = std::move(charge);
     made->lanes = std::vector<ManagedLane>(count_);
@@ -91,7 +90,7 @@ class ManagedLanes {
     if (made_.compare_exchange_strong(expected, made.get())) (void)made.release();
   }
 
-  const cache::HeapCharge::Accounts heap_;
+  pool::Account* const heap_;
   const std::uint32_t count_;
   std::atomic<Made*> made_{nullptr};
 };

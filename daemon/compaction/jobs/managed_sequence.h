@@ -43,11 +43,11 @@ class ManagedSequence final : public cache::Companion {
   };
 
   // RESOURCE_EXHAUSTED: the tenant or the node has no room for it.
-  static absl::StatusOr<std::shared_ptr<ManagedSequence>> Create(
-      policies::Policy policy, const cache::Model& model, const cache::HeapCharge::Accounts& heap) {
-    absl::StatusOr<cache::HeapCharge> charge =
-        cache::HeapCharge::Reserve(heap, pool::MemoryTag::kState,
-                                   sizeof(ManagedSequence) + model.layers() * sizeof(ManagedLayer));
+  static absl::StatusOr<std::shared_ptr<ManagedSequence>> Create(policies::Policy policy,
+                                                                 const cache::Model& model,
+                                                                 pool::Account* heap) {
+    absl::StatusOr<pool::Charge> charge = heap->Reserve(
+        pool::MemoryTag::kState, sizeof(ManagedSequence) + model.layers() * sizeof(ManagedLayer));
     if (!charge.ok()) return charge.status();
     return std::shared_ptr<ManagedSequence>(
         new ManagedSequence(std::move(policy), model, heap, *std::move(charge)));
@@ -320,8 +320,8 @@ class ManagedSequence final : public cache::Companion {
     prompts_.CutTo(tokens);
   }
 
-  ManagedSequence(policies::Policy policy, const cache::Model& model,
-                  const cache::HeapCharge::Accounts& heap, cache::HeapCharge charge)
+  ManagedSequence(policies::Policy policy, const cache::Model& model, pool::Account* heap,
+                  pool::Charge charge)
       : policy_(std::move(policy)),
         heap_(heap),
         charge_(std::move(charge)),
@@ -330,8 +330,8 @@ class ManagedSequence final : public cache::Companion {
         layers_(model.layers()) {}
 
   const policies::Policy policy_;
-  const cache::HeapCharge::Accounts heap_;
-  const cache::HeapCharge charge_;  // of this object and its layers
+  pool::Account* const heap_;
+  const pool::Charge charge_;  // of this object and its layers
   Mutex paused_;
   std::atomic<bool> tiles_wanted_{false};
   const std::uint32_t lane_count_;

@@ -1,9 +1,14 @@
 // Workers that wait for each other's prefixes, and ranks that get them together or not at all.
 
+#include <unistd.h>
+
+#include <fstream>
 #include <future>
 #include <memory>
 #include <vector>
 
+#include "daemon/base/bytes.h"
+#include "daemon/base/strings.h"
 #include "tests/e2e/prefix/prefix_lanes.h"
 #include "tests/fakes/raw_worker.h"
 
@@ -121,6 +126,48 @@ TEST_F(Prefixes, ACallThatIsCancelledWaitsNoLonger) {
   daemon_->Kill(SIGTERM);
   EXPECT_EQ(daemon_->WaitForExit(20), 0);
   EXPECT_FALSE(stopped.get().ok());
+}
+
+// A waiting call keeps one copy of its ids, which is charged.
+TEST_F(Prefixes, CallsThatWaitKeepOnlyWhatIsCharged) {
+  constexpr int kCalls = 12;
+  const Ids ids = Count(2'000'000);
+  const auto resident = [&] {
+    std::ifstream file(Concat("/proc/", daemon_->pid(), "/statm"));
+    std::uint64_t size = 0;
+    std::uint64_t pages = 0;
+    EXPECT_TRUE(file >> size >> pages);
+    return pages * static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
+  };
+  const auto charged = [&] { return TenantStats().used_bytes_by_tag().at("prefix_index"); };
+  ASSERT_TRUE(mapped_->Match(model_, {.tokens = ids, .will_compute = true}).ok());
+  fakes::RawWorker raw(daemon_->Connect());
+  ASSERT_TRUE(raw.Attach().ok());
+  v1::MatchRequest request;
+  *request.mutable_session() = raw.key();
+  request.set_model_id(model_.id().value());
+  request.mutable_token_ids()->Add(ids.begin(), ids.end());
+  request.set_wait_ms(3600000);
+  const std::uint64_t charged_before = charged();
+  const std::uint64_t resident_before = resident();
+  struct Call {
+    grpc::ClientContext context;
+    v1::MatchResponse response;
+    std::promise<void> done;
+  };
+  std::vector<std::unique_ptr<Call>> calls;
+  for (int i = 0; i < kCalls; ++i) {
+    Call& call = *calls.emplace_back(std::make_unique<Call>());
+    raw.stub().async()->Match(&call.context, &request, &call.response,
+                              [&call](const grpc::Status&) { call.done.set_value(); });
+    ASSERT_TRUE(Becomes([&] { return TenantStats().prefix_waits() == calls.size(); }));
+  }
+  const std::uint64_t paid = charged() - charged_before;
+  const std::uint64_t grown = resident() - resident_before;
+  EXPECT_GE(paid, kCalls * ids.size() * sizeof(std::uint32_t));
+  EXPECT_LE(grown, paid + paid / 5 + 32 * kMiB);
+  for (const std::unique_ptr<Call>& call : calls) call->context.TryCancel();
+  for (const std::unique_ptr<Call>& call : calls) call->done.get_future().wait();
 }
 
 TEST_F(Prefixes, RanksOfAGroupHitTogetherOrNotAtAll) {

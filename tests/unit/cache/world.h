@@ -151,7 +151,8 @@ class World {
                        // The first extent is charged before the first session allocates it.
                        std::max(tenant->directory().pool().extents(), 1u) * kTestDirectoryExtent +
                        used(pool::MemoryTag::kTails) + used(pool::MemoryTag::kStaging) +
-                       used(pool::MemoryTag::kState) + used(pool::MemoryTag::kModels);
+                       used(pool::MemoryTag::kState) + used(pool::MemoryTag::kModels) +
+                       used(pool::MemoryTag::kPrefixIndex);
     }
     ASSERT_EQ(node_.used_bytes(), expected_node);
   }
