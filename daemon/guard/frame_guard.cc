@@ -10,8 +10,6 @@ namespace tessera {
 
 namespace {
 
-constexpr std::string_view kPreface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-
 enum FrameType : std::uint8_t {
   kData = 0,
   kHeaders = 1,
@@ -32,6 +30,8 @@ constexpr std::uint8_t kPadded = 0x8;
 // A session key is within the first bytes; Hello has at most this many.
 constexpr std::size_t kKeyBytes = 32;
 constexpr std::size_t kHelloBytes = 1024;
+// A smaller DATA frame costs gRPC more than its bytes.
+constexpr std::uint32_t kSmallData = 256;
 // Unfinished messages are charged in steps, so that small ones cost nothing.
 constexpr std::uint64_t kChargeStep = 64 << 10;
 
@@ -49,11 +49,15 @@ absl::Status TooMany(std::string_view what, std::uint64_t count, std::uint64_t l
 
 }  // namespace
 
-bool EventBudget::Spend(Clock::TimePoint now) {
+double EventBudget::Left(Clock::TimePoint now) {
   const double seconds = std::chrono::duration<double>(now - filled_).count();
   left_ = std::min(burst_, left_ + std::max(0.0, seconds) * rate_);
   filled_ = now;
-  if (left_ < 1) return false;
+  return left_;
+}
+
+bool EventBudget::Spend(Clock::TimePoint now) {
+  if (Left(now) < 1) return false;
   left_ -= 1;
   return true;
 }
@@ -67,6 +71,12 @@ void FrameGuard::Release() {
 }
 
 absl::Status FrameGuard::Take(std::span<const std::uint8_t> bytes, Clock::TimePoint now) {
+  if (!known()) {
+    unknown_bytes_ += bytes.size();
+    if (unknown_bytes_ > limits_.unknown_bytes) {
+      return TooMany("bytes without a session", unknown_bytes_, limits_.unknown_bytes);
+    }
+  }
   while (preface_ < kPreface.size() && !bytes.empty()) {
     if (bytes[0] != static_cast<std::uint8_t>(kPreface[preface_])) {
       return Violation("the connection does not begin as HTTP/2 does");
@@ -103,29 +113,39 @@ absl::Status FrameGuard::BeginFrame(Clock::TimePoint now) {
   if (in_block_ != (frame_.type == kContinuation)) {
     return Violation("a header block is interrupted, or continued without a beginning");
   }
+  if (EventBudget* const budget = BudgetOfFrame(); budget != nullptr && !budget->Spend(now)) {
+    const auto most = static_cast<std::uint64_t>(budget->burst());
+    return TooMany("frames of control at once", most + 1, most);
+  }
   switch (frame_.type) {
     case kHeaders:
       return BeginHeaders(now);
     case kContinuation:
       return BeginContinuation();
     case kData:
-      if ((frame_.flags & kPadded) != 0) return Violation("a DATA frame is padded");
-      if (frame_.length > 0 || (frame_.flags & kEndStream) != 0) return absl::OkStatus();
-      break;
+      return (frame_.flags & kPadded) != 0 ? Violation("a DATA frame is padded") : absl::OkStatus();
     case kSettings:
-    case kPing:
-      if ((frame_.flags & kAck) != 0) return absl::OkStatus();
-      break;
-    case kWindowUpdate:
-    case kGoAway:
+      acknowledged_ |= (frame_.flags & kAck) != 0;
       return absl::OkStatus();
     default:
-      break;
+      return absl::OkStatus();
   }
-  EventBudget& budget = known() ? controls_ : unknown_controls_;
-  if (budget.Spend(now)) return absl::OkStatus();
-  const auto most = static_cast<std::uint64_t>(budget.burst());
-  return TooMany("frames of control at once", most + 1, most);
+}
+
+EventBudget* FrameGuard::BudgetOfFrame() {
+  if (!known()) return &unknown_controls_;
+  switch (frame_.type) {
+    case kHeaders:
+    case kContinuation:
+      return nullptr;  // limited by streams and blocks
+    case kData:
+      return frame_.length < kSmallData ? &small_ : nullptr;
+    case kWindowUpdate:
+    case kPing:  // some clients send one for each answer
+      return &small_;
+    default:
+      return &controls_;
+  }
 }
 
 absl::Status FrameGuard::BeginHeaders(Clock::TimePoint now) {
@@ -133,18 +153,30 @@ absl::Status FrameGuard::BeginHeaders(Clock::TimePoint now) {
   block_frames_ = 0;
   in_block_ = true;
   if (Find(frame_.stream) == nullptr) {
-    if (!known() && !unknown_calls_.Spend(now)) {
-      return TooMany("calls at once without a session",
-                     static_cast<std::uint64_t>(limits_.unknown_call_burst) + 1,
-                     static_cast<std::uint64_t>(limits_.unknown_call_burst));
-    }
-    const std::uint32_t limit = known() ? limits_.streams : limits_.unknown_streams;
-    if (streams_.size() >= limit) {
-      return TooMany("unfinished requests", streams_.size() + 1, limit);
-    }
-    streams_.push_back({.id = frame_.stream, .begin = {}});
+    if (absl::Status status = BeginStream(now); !status.ok()) return status;
+  } else if ((frame_.flags & kEndStream) == 0) {
+    return Violation("a request has headers twice");
   }
   return BeginContinuation();
+}
+
+absl::Status FrameGuard::BeginStream(Clock::TimePoint now) {
+  if (frame_.stream % 2 == 0 || frame_.stream <= last_stream_) {
+    return Violation("a request is on a stream that is not new");
+  }
+  last_stream_ = frame_.stream;
+  if (!known() && !unknown_calls_.Spend(now)) {
+    const auto most = static_cast<std::uint64_t>(limits_.unknown_call_burst);
+    return TooMany("calls at once without a session", most + 1, most);
+  }
+  const std::uint32_t limit = known() ? limits_.streams : limits_.unknown_streams;
+  if (streams_.size() >= limit) return TooMany("unfinished requests", streams_.size() + 1, limit);
+  // gRPC refuses more streams than it has announced only when the peer has acknowledged that.
+  if (!acknowledged_ && ++opened_ > limits_.streams) {
+    return TooMany("streams before an acknowledgement of settings", opened_, limits_.streams);
+  }
+  streams_.push_back({.id = frame_.stream, .begin = {}});
+  return absl::OkStatus();
 }
 
 absl::Status FrameGuard::BeginContinuation() {

@@ -42,6 +42,7 @@ class EventBudget {
   EventBudget(double rate, double burst) : rate_(rate), burst_(burst), left_(burst) {}
   // False: too often.
   bool Spend(Clock::TimePoint now);
+  double Left(Clock::TimePoint now);
   double burst() const { return burst_; }
 
  private:
@@ -57,11 +58,16 @@ class FrameGuard {
   struct Limits {
     std::uint32_t header_block_bytes = 16 << 10;
     std::uint32_t continuations = 4;  // frames of a header block, beside the first
-    std::uint32_t streams = 128;      // whose requests are unfinished
-    double control_rate = 1000;       // frames a second that carry nothing for a call
+    // Requests that are unfinished, and streams before the peer has acknowledged this limit: a
+    // worker may wait for 256 matches at a time.
+    std::uint32_t streams = 512;
+    double control_rate = 1000;  // frames a second that carry nothing for a call
     double control_burst = 10'000;
-    // Of a peer that has shown no token or session key yet.
-    std::uint32_t unknown_streams = 8;
+    double small_rate = 50'000;  // small frames of calls, and room for answers
+    double small_burst = 50'000;
+    // Of a peer that has shown no token or session key yet, for whom every frame is one of control.
+    std::uint64_t unknown_bytes = 1 << 20;  // in all
+    std::uint32_t unknown_streams = 16;
     std::uint64_t unknown_message_bytes = 64 << 10;
     double unknown_control_rate = 100;
     double unknown_control_burst = 1000;
@@ -72,9 +78,10 @@ class FrameGuard {
     static Limits Trusted() {
       Limits limits;
       limits.unknown_streams = limits.streams;
+      limits.unknown_bytes = std::numeric_limits<std::uint64_t>::max();
       limits.unknown_message_bytes = std::numeric_limits<std::uint64_t>::max();
-      limits.unknown_control_rate = limits.control_rate;
-      limits.unknown_control_burst = limits.control_burst;
+      limits.unknown_control_rate = limits.small_rate;
+      limits.unknown_control_burst = limits.small_burst;
       limits.unknown_call_rate = limits.unknown_call_burst = std::numeric_limits<double>::max();
       return limits;
     }
@@ -83,6 +90,7 @@ class FrameGuard {
       : limits_(limits),
         registrar_(registrar),
         controls_(limits.control_rate, limits.control_burst),
+        small_(limits.small_rate, limits.small_burst),
         unknown_controls_(limits.unknown_control_rate, limits.unknown_control_burst),
         unknown_calls_(limits.unknown_call_rate, limits.unknown_call_burst) {}
   ~FrameGuard() { Release(); }
@@ -96,11 +104,15 @@ class FrameGuard {
   // The connection is closed: gives back what it has. Take must not be called any more.
   void Release();
 
+  // Whether the peer has begun as HTTP/2 does.
+  bool speaks_http2() const { return preface_ == kPreface.size(); }
   // Whether the peer has shown a token or a session key.
   bool known() const { return tenant_.valid(); }
   TenantId tenant() const { return tenant_; }
 
  private:
+  static constexpr std::string_view kPreface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+
   // A stream whose request is unfinished, and the message of it that is arriving.
   struct Stream {
     std::uint32_t id;
@@ -118,7 +130,10 @@ class FrameGuard {
   };
 
   absl::Status BeginFrame(Clock::TimePoint now);
+  // The budget that the frame spends; nullptr: none.
+  EventBudget* BudgetOfFrame();
   absl::Status BeginHeaders(Clock::TimePoint now);
+  absl::Status BeginStream(Clock::TimePoint now);
   absl::Status BeginContinuation();
   absl::Status TakePayload(std::span<const std::uint8_t> bytes);
   absl::Status TakeMessageBytes(Stream& stream, std::span<const std::uint8_t> bytes);
@@ -133,6 +148,7 @@ class FrameGuard {
   const Limits limits_;
   Registrar& registrar_;
   EventBudget controls_;
+  EventBudget small_;
   EventBudget unknown_controls_;
   EventBudget unknown_calls_;
   TenantId tenant_;
@@ -145,6 +161,10 @@ class FrameGuard {
   bool in_block_ = false;  // a header block is unfinished
   std::uint32_t block_bytes_ = 0;
   std::uint32_t block_frames_ = 0;
+  bool acknowledged_ = false;  // our settings, and with them the limit of streams
+  std::uint32_t opened_ = 0;   // streams, until then
+  std::uint32_t last_stream_ = 0;
+  std::uint64_t unknown_bytes_ = 0;
   std::vector<Stream> streams_;
   std::uint64_t unfinished_ = 0;  // bytes received of unfinished messages
   std::uint64_t charged_ = 0;

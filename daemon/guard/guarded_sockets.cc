@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <utility>
 
@@ -27,12 +28,14 @@ std::uint64_t CookieOf(int socket) {
 
 bool GuardedConnection::Take(std::span<const std::uint8_t> bytes) {
   GuardedSockets::OfProcess().CountBytes(bytes.size());
-  if (cut()) return false;
   absl::Status status;
   {
     MutexLock lock(mutex_);
+    if (cut()) return false;
     status = guard_.Take(bytes, options_.clock->Now());
     if (guard_.known()) known_.store(true);
+    // Others of the tenant may have at once what this connection had.
+    if (!status.ok()) guard_.Release();
   }
   if (!status.ok()) Cut(status);
   return status.ok();
@@ -133,6 +136,9 @@ bool GuardedSockets::CutOldestUnknown() {
 
 namespace {
 
+// The frame with which a server of HTTP/2 begins: length 0, type 4, no flags, stream 0.
+constexpr std::array<std::uint8_t, 9> kEmptySettings = {0, 0, 0, 4, 0, 0, 0, 0, 0};
+
 // The TLS connection whose bytes this thread has read last. gRPC decrypts what it has read before
 // it reads anything else.
 thread_local std::weak_ptr<GuardedConnection> t_read_last;
@@ -185,6 +191,11 @@ ssize_t recvmsg(int socket, msghdr* message, int flags) {
   }
   if (tessera::TakeAll(*connection, message->msg_iov, static_cast<std::size_t>(count))) {
     return count;
+  }
+  // A client that speaks TLS, or HTTP/1, tells its user so if it gets an answer of HTTP/2.
+  if (!connection->speaks_http2()) {
+    (void)::send(socket, tessera::kEmptySettings.data(), tessera::kEmptySettings.size(),
+                 MSG_DONTWAIT | MSG_NOSIGNAL);
   }
   (void)::shutdown(socket, SHUT_RDWR);
   errno = ECONNRESET;

@@ -45,6 +45,10 @@ class GuardedConnection {
   // False: the connection must be cut.
   bool Take(std::span<const std::uint8_t> bytes);
   bool tls() const { return options_.tls; }
+  bool speaks_http2() {
+    MutexLock lock(mutex_);
+    return guard_.speaks_http2();
+  }
   Clock::TimePoint accepted() const { return accepted_; }
   // Whether the peer has shown a token or a session key, or needs none.
   bool known() const { return known_.load(); }

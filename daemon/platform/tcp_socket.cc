@@ -114,6 +114,8 @@ Fd AcceptTcp(int listening) {
   return Fd(::accept4(listening, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
 }
 
+void SendAtOnce(int socket) { Set(socket, IPPROTO_TCP, TCP_NODELAY, 1); }
+
 void SetPeerLimit(int socket, std::chrono::seconds limit) {
   // Probes for unanswered silence, and the time limit for data that is not acknowledged.
   constexpr int kProbes = 3;

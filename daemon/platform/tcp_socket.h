@@ -22,6 +22,9 @@ std::uint16_t LocalPort(int socket);
 // Whether a connection waits to be accepted. Without free descriptors, accepting cannot tell.
 bool IsAwaited(int listening);
 
+// Does not hold back small messages until earlier ones are acknowledged.
+void SendAtOnce(int socket);
+
 // Lets the system close a connection whose peer has been gone for `limit` (at least 5 s): its host
 // vanished, or the network is cut. A peer that is only silent, or stopped, still answers probes.
 void SetPeerLimit(int socket, std::chrono::seconds limit);

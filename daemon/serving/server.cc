@@ -41,12 +41,17 @@ void RunOnThread(const std::function<void()>& work) {
 
 constexpr unsigned kAdminMode = 0600;
 constexpr int kAdminThreads = 64;
-constexpr int kStreamsPerConnection = 128;  // as FrameGuard's limit
+// Bytes that gRPC takes for a stream whose next message nobody waits for.
+constexpr int kLookaheadBytes = 64 << 10;
 
 void SetLimits(grpc::ServerBuilder& builder, std::uint64_t max_message_bytes) {
   builder.SetMaxReceiveMessageSize(static_cast<int>(max_message_bytes));
   builder.SetMaxSendMessageSize(static_cast<int>(max_message_bytes));
-  builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kStreamsPerConnection);
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS,
+                             static_cast<int>(FrameGuard::Limits().streams));
+  // Otherwise gRPC takes up to 4 MiB for each stream on a fast connection.
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_BDP_PROBE, 0);
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, kLookaheadBytes);
   // A compressed message may be a thousand times as large as its bytes on the wire.
   builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_DEFLATE, false);
   builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_GZIP, false);
@@ -161,8 +166,11 @@ absl::Status Server::StartGrpc() {
                     .token_delay = &token_delay_,
                     .refusal_lines = &attach_refusals_});
   health_service_ = std::make_unique<HealthService>(services_);
-  registrar_ = std::make_unique<TenantRegistrar>(*services_.node, worker_service_->messages(),
-                                                 options_.max_sessions);
+  registrar_ = std::make_unique<TenantRegistrar>(
+      TenantRegistrar::Options{.node = services_.node,
+                               .arriving = &worker_service_->arriving(),
+                               .clock = services_.clock,
+                               .max_sessions = options_.max_sessions});
 
   grpc::EnableDefaultHealthCheckService(true);
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();

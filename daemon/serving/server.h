@@ -91,7 +91,10 @@ class Server {
   // What a reload changes. Connections that exist go on. Thread-safe.
   void SetUnixPeers(PeerRules peers) { unix_peers_.Set(std::move(peers)); }
   // Adapts limits that depend on the number of tenants. Call it after Start. Thread-safe.
-  void TenantsChanged() { worker_service_->TenantsChanged(); }
+  void TenantsChanged() {
+    worker_service_->TenantsChanged();
+    registrar_->SetTenants(services_.node->tenants().size());
+  }
 
   // Sets the actions of the operator's calls. Call it before Start.
   void set_admin_actions(AdminService::Actions actions) { admin_actions_ = std::move(actions); }

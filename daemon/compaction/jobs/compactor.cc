@@ -25,7 +25,7 @@ absl::Status Compactor::SetPolicy(cache::Sequence& sequence, policies::Policy po
     const std::shared_ptr<ManagedSequence> before = ManagedSequence::Of(sequence);
     if (before == nullptr) return ReplacePolicy(sequence, nullptr, std::move(policy));
     if (before->policy().text == policy.text) return absl::OkStatus();
-    // Whoever holds the lanes needs them.
+    // LanesHeld below needs them.
     absl::Status status = before->MakeLanes();
     if (!status.ok()) return status;
     {

@@ -19,6 +19,8 @@ namespace {
 constexpr int kAcceptPauseMs = 100;
 constexpr int kTickMs = 1000;
 constexpr int kLastTicks = 5;
+// Connections of one address before the others get their turn.
+constexpr int kAcceptsPerTurn = 16;
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Acceptor>> Acceptor::Start(Options options) {
@@ -71,36 +73,39 @@ void Acceptor::Tick() {
 }
 
 bool Acceptor::AcceptFrom(const Door& door) {
-  Fd socket(::accept4(door.listening.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-  if (!socket.valid()) {
-    if (!IsShortage(errno)) return true;  // the peer has gone
-    refusals_->Report("connection not accepted", door.address, ErrnoStatus("accepting"));
-    return false;
-  }
-  absl::Status status;
-  if (door.peers != nullptr) status = CheckPeer(socket.get(), *door.peers->Get());
-  if (status.ok() && counts_.all >= options_.most_connections) {
-    Tick();  // some may be closed
-    if (counts_.all >= options_.most_connections) {
+  for (int i = 0; i < kAcceptsPerTurn; ++i) {
+    Fd socket(::accept4(door.listening.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (!socket.valid()) {
+      if (!IsShortage(errno)) return true;  // no more peers wait
+      refusals_->Report("connection not accepted", door.address, ErrnoStatus("accepting"));
+      return false;
+    }
+    absl::Status status;
+    if (door.peers != nullptr) status = CheckPeer(socket.get(), *door.peers->Get());
+    // The limit is for those who come by themselves: an operator may have to look at them.
+    if (status.ok() && !door.trusted && counts_.all >= options_.most_connections) {
       status = absl::ResourceExhaustedError(
           Concat(counts_.all, " connections are open; the limit is ", options_.most_connections));
     }
+    if (status.ok()) {
+      Admit(door, std::move(socket));
+    } else {
+      refusals_->Report("connection refused", door.address, status);
+    }
   }
-  if (!status.ok()) {
-    refusals_->Report("connection refused", door.address, status);
-    return true;
-  }
-  Admit(door, std::move(socket));
   return true;
 }
 
 void Acceptor::Admit(const Door& door, Fd socket) {
   GuardedSockets& guarded = GuardedSockets::OfProcess();
-  if (!door.trusted && counts_.unknown >= kMostUnknown) {
+  if (!door.trusted && counts_.unknown >= MostUnknown()) {
     counts_ = guarded.Sweep(options_.clock->Now());
-    if (counts_.unknown >= kMostUnknown) (void)guarded.CutOldestUnknown();
+    if (counts_.unknown >= MostUnknown()) (void)guarded.CutOldestUnknown();
   }
-  if (door.tcp) SetPeerLimit(socket.get(), options_.peer_limit);
+  if (door.tcp) {
+    SendAtOnce(socket.get());
+    SetPeerLimit(socket.get(), options_.peer_limit);
+  }
   guarded.Add(
       socket.get(),
       std::make_shared<GuardedConnection>(GuardedConnection::Options{

@@ -5,6 +5,7 @@
 // It has its own thread, because the watcher's thread sometimes waits for tenants' locks.
 #pragma once
 
+#include <algorithm>
 #include <functional>
 #include <memory>
 #include <string>
@@ -50,7 +51,7 @@ class Acceptor {
     // Called about once a second while there are connections, or while it returns true.
     std::function<bool()> tick;
   };
-  // Most connections without a session.
+  // Most connections without a session; a quarter of all where that is less.
   static constexpr std::size_t kMostUnknown = 256;
 
   // Connections are accepted from now on.
@@ -65,6 +66,7 @@ class Acceptor {
   bool Wait(std::vector<bool>& awaited, bool for_newcomers) const;
   // False: descriptors have run out.
   bool AcceptFrom(const Door& door);
+  std::size_t MostUnknown() const { return std::min(kMostUnknown, options_.most_connections / 4); }
   void Admit(const Door& door, Fd socket);
   void Tick();
 

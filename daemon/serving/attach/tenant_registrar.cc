@@ -3,13 +3,11 @@
 #include <google/protobuf/io/coded_stream.h>
 #include <google/protobuf/wire_format_lite.h>
 
-#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "daemon/base/strings.h"
 #include "daemon/serving/call/caller.h"
 #include "tessera/v1/tessera.pb.h"
 
@@ -48,7 +46,7 @@ std::string TokenOf(std::string_view hello) {
       if (!WireFormatLite::SkipField(&input, tag)) break;
     } else if (!input.ReadVarint32(&length) || length > kMostBytes ||
                !input.ReadString(&token, static_cast<int>(length))) {
-      break;
+      return "";  // cut off, or no text
     }
   }
   return token;
@@ -56,26 +54,14 @@ std::string TokenOf(std::string_view hello) {
 
 }  // namespace
 
-// As for calls: once half of the connections are open, no tenant gets more than its part.
 absl::Status TenantRegistrar::Joined(TenantId tenant) {
-  const auto tenants = static_cast<std::uint32_t>(node_.tenants().size());
-  MutexLock lock(mutex_);
-  std::uint32_t& own = connections_[tenant];
-  const std::uint32_t part = std::max(kPerSession, most_ / std::max(1u, tenants));
-  if (own >= part && all_ >= most_ / 2) {
-    return absl::ResourceExhaustedError(Concat("the tenant has ", own,
-                                               " connections; the limit is ", part, " while ",
-                                               most_ / 2, " or more of all tenants are open"));
-  }
-  ++own;
-  ++all_;
-  return absl::OkStatus();
+  if (connections_.Adjust(tenant, 0, 1)) return absl::OkStatus();
+  return absl::ResourceExhaustedError("the tenant has as many connections as it may have now");
 }
 
-void TenantRegistrar::Left(TenantId tenant) {
+bool TenantRegistrar::MayMiss() {
   MutexLock lock(mutex_);
-  --connections_[tenant];
-  --all_;
+  return misses_.Left(options_.clock->Now()) >= 1;
 }
 
 TenantId TenantRegistrar::Recognise(std::string_view begin) {
@@ -84,13 +70,19 @@ TenantId TenantRegistrar::Recognise(std::string_view begin) {
   if (!first.has_value()) return {};
   v1::SessionKey key;
   if (key.ParseFromArray(first->data(), static_cast<int>(first->size())) && key.session_id() != 0) {
-    const absl::StatusOr<Caller> caller = FindCaller(node_, key);
+    const absl::StatusOr<Caller> caller = FindCaller(*options_.node, key);
     if (caller.ok()) return caller->tenant->options().id;
   }
   constexpr char kVersionTag = v1::Hello::kProtocolVersionFieldNumber << 3;
   if (!first->starts_with(kVersionTag)) return {};
-  const absl::StatusOr<cache::Tenant*> tenant = node_.TenantByToken(TokenOf(*first));
-  return tenant.ok() ? (*tenant)->options().id : TenantId();
+  const std::string token = TokenOf(*first);
+  // While others guess, a worker with the right token is known a little later, by its session key.
+  if (!token.empty() && !MayMiss()) return {};
+  const absl::StatusOr<cache::Tenant*> tenant = options_.node->TenantByToken(token);
+  if (tenant.ok()) return (*tenant)->options().id;
+  MutexLock lock(mutex_);
+  (void)misses_.Spend(options_.clock->Now());
+  return {};
 }
 
 }  // namespace tessera::serving

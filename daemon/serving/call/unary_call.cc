@@ -31,14 +31,13 @@ absl::Status UnaryCall::Admit() {
       FindCaller(*services().node, PeekSessionKey(*wire_.request).value_or(v1::SessionKey()));
   if (!caller.ok()) return caller.status();
   const TenantId tenant = caller->tenant->options().id;
-  absl::StatusOr<Calls::Place> place = host_.calls->Enter(tenant);
+  absl::StatusOr<Shares::Held> place = host_.calls->Take(tenant);
   if (!place.ok()) return place.status();
-  absl::StatusOr<MessageBudget::Charge> charge =
-      host_.messages->Take(tenant, wire_.request->Length());
+  absl::StatusOr<Shares::Held> charge = host_.arriving->Take(tenant, wire_.request->Length());
   if (!charge.ok()) return charge.status();
   caller->context = wire_.context;
   caller_ = *std::move(caller);
-  place_.emplace(*std::move(place));
+  place_ = *std::move(place);
   on_wire_ = *std::move(charge);
   return absl::OkStatus();
 }
@@ -48,7 +47,7 @@ absl::Status UnaryCall::Parse(google::protobuf::Message& request) {
   const absl::Status status = ParseBounded(
       *wire_.request, kParsedPerWire * services().max_message_bytes,
       [&](std::uint64_t bound) {
-        absl::StatusOr<MessageBudget::Charge> charge = host_.messages->Take(tenant, bound);
+        absl::StatusOr<Shares::Held> charge = host_.arriving->Take(tenant, bound);
         if (charge.ok()) parsed_ = *std::move(charge);
         return charge.status();
       },
@@ -60,13 +59,21 @@ absl::Status UnaryCall::Parse(google::protobuf::Message& request) {
   return absl::OkStatus();
 }
 
-absl::Status UnaryCall::Answer(const google::protobuf::Message& response) {
+absl::Status UnaryCall::Answer(const google::protobuf::Message& response, Effect effect) {
+  const TenantId tenant = caller_->tenant->options().id;
+  const std::uint64_t bytes = response.ByteSizeLong();
+  if (effect == Effect::kChanges) {
+    answer_ = host_.leaving->TakeAnyway(tenant, bytes);
+  } else {
+    absl::StatusOr<Shares::Held> room = host_.leaving->Take(tenant, bytes);
+    if (!room.ok()) return room.status();
+    answer_ = *std::move(room);
+  }
   bool own = false;
   const grpc::Status status =
       grpc::GenericSerialize<grpc::ProtoBufferWriter, google::protobuf::Message>(
           response, wire_.response, &own);
   if (!status.ok()) return absl::InternalError(status.error_message());
-  answer_ = host_.messages->TakeAnyway(caller_->tenant->options().id, wire_.response->Length());
   return absl::OkStatus();
 }
 
@@ -76,7 +83,7 @@ void UnaryCall::Handle() {
   if (status.has_value()) {
     End(*status);
   } else {
-    place_.reset();  // a call that waits uses no thread
+    place_.Reset();  // a call that waits uses no thread
   }
   Release();
 }

@@ -19,17 +19,17 @@
 #include "daemon/serving/call/call_deadlines.h"
 #include "daemon/serving/call/call_threads.h"
 #include "daemon/serving/call/caller.h"
-#include "daemon/serving/call/calls.h"
-#include "daemon/serving/call/message_budget.h"
 #include "daemon/serving/call/services.h"
+#include "daemon/serving/call/shares.h"
 
 namespace tessera::serving {
 
 // What all calls share. Must outlive them.
 struct CallHost {
   Services* services;
-  Calls* calls;
-  MessageBudget* messages;
+  Shares* calls;     // running calls
+  Shares* arriving;  // bytes of requests
+  Shares* leaving;   // bytes of answers that are not sent yet
   CallDeadlines* unread;
   CallThreads* threads;
 };
@@ -43,6 +43,8 @@ class UnaryCall : public grpc::ServerUnaryReactor {
     grpc::ByteBuffer* request;
     grpc::ByteBuffer* response;
   };
+  // A call that has changed something is answered whatever the tenant has not taken yet.
+  enum class Effect : std::uint8_t { kReads, kChanges };
   UnaryCall(const CallHost& host, std::string_view name, metrics::RpcMethod& method,
             const Wire& wire);
 
@@ -61,7 +63,7 @@ class UnaryCall : public grpc::ServerUnaryReactor {
 
   // Errors: INVALID_ARGUMENT, RESOURCE_EXHAUSTED.
   absl::Status Parse(google::protobuf::Message& request);
-  absl::Status Answer(const google::protobuf::Message& response);
+  absl::Status Answer(const google::protobuf::Message& response, Effect effect);
   Services& services() const { return *host_.services; }
 
  private:
@@ -76,10 +78,10 @@ class UnaryCall : public grpc::ServerUnaryReactor {
   const Clock::TimePoint begun_;
   std::atomic<int> holders_{2};  // gRPC until OnDone, and the thread that starts the call
   std::optional<Caller> caller_;
-  std::optional<Calls::Place> place_;
-  MessageBudget::Charge on_wire_;
-  MessageBudget::Charge parsed_;
-  MessageBudget::Charge answer_;
+  Shares::Held place_;
+  Shares::Held on_wire_;
+  Shares::Held parsed_;
+  Shares::Held answer_;
 };
 
 }  // namespace tessera::serving

@@ -67,10 +67,18 @@ class Walk {
     return bytes_ <= limit_;
   }
 
+  static bool HasWireType(const FieldDescriptor& field, WireFormatLite::WireType wire) {
+    const bool packed = wire == WireFormatLite::WIRETYPE_LENGTH_DELIMITED && field.is_packable();
+    return packed || WireFormatLite::WireTypeForFieldType(
+                         static_cast<WireFormatLite::FieldType>(field.type())) == wire;
+  }
+
   bool Field(const Descriptor& type, std::uint32_t tag, int depth) {
-    const FieldDescriptor* const field =
-        type.FindFieldByNumber(WireFormatLite::GetTagFieldNumber(tag));
-    switch (WireFormatLite::GetTagWireType(tag)) {
+    const WireFormatLite::WireType wire = WireFormatLite::GetTagWireType(tag);
+    const FieldDescriptor* field = type.FindFieldByNumber(WireFormatLite::GetTagFieldNumber(tag));
+    // The parser keeps a known field of another wire type as an unknown one.
+    if (field != nullptr && !HasWireType(*field, wire)) field = nullptr;
+    switch (wire) {
       case WireFormatLite::WIRETYPE_VARINT: {
         std::uint64_t value = 0;
         return input_.ReadVarint64(&value) && Number(field, tag);

@@ -9,17 +9,22 @@
 namespace tessera::serving {
 
 // Owned by the Server. Thread-safe.
-class HealthService final : public v1::TesseraHealth::CallbackService {
+class HealthService final
+    : public v1::TesseraHealth::WithRawCallbackMethod_Check<v1::TesseraHealth::Service> {
  public:
   explicit HealthService(const Services& services) : services_(services) {}
 
-  grpc::ServerUnaryReactor* Check(grpc::CallbackServerContext* context, const v1::HealthRequest*,
-                                  v1::HealthResponse* response) override {
-    response->set_hung(services_.heartbeats->Hung(services_.clock->Now()).value_or(""));
+  // The request says nothing, so nobody parses it.
+  grpc::ServerUnaryReactor* Check(grpc::CallbackServerContext* context, const grpc::ByteBuffer*,
+                                  grpc::ByteBuffer* answer) override {
+    v1::HealthResponse response;
+    response.set_hung(services_.heartbeats->Hung(services_.clock->Now()).value_or(""));
     const absl::Status ready = Readiness(services_);
-    if (!ready.ok()) response->set_not_ready(std::string(AsStringView(ready.message())));
+    if (!ready.ok()) response.set_not_ready(std::string(AsStringView(ready.message())));
     grpc::ServerUnaryReactor* const reactor = context->DefaultReactor();
-    reactor->Finish(grpc::Status::OK);
+    bool own = false;
+    reactor->Finish(
+        grpc::SerializationTraits<v1::HealthResponse>::Serialize(response, answer, &own));
     return reactor;
   }
 

@@ -83,7 +83,7 @@ class MatchCall final : public UnaryCall {
     if (absl::Status status = Parse(request); !status.ok()) return status;
     const absl::Status asked =
         asking_.Ask(caller, request, [this](absl::StatusOr<cache::PrefixStore::Answer> answer) {
-          End(answer.ok() ? Answer(ToResponse(*answer)) : answer.status());
+          End(answer.ok() ? Answer(ToResponse(*answer), Effect::kChanges) : answer.status());
         });
     if (!asked.ok()) return asked;
     return std::nullopt;

@@ -234,6 +234,12 @@ absl::Status WorkerService::HandleRestore(const Caller& caller, const v1::Restor
 
 absl::Status WorkerService::HandleDescribe(const Caller& caller, const v1::DescribeRequest& request,
                                            v1::DescribeResponse& response) {
+  std::optional<Admission::Place> place;
+  if (request.lanes() || request.entries()) {
+    absl::StatusOr<Admission::Place> entered = Enter(description_, caller);
+    if (!entered.ok()) return entered.status();
+    place.emplace(*std::move(entered));
+  }
   absl::StatusOr<std::shared_ptr<cache::Sequence>> sequence =
       caller.tenant->FindSequence(SequenceId(request.sequence_id()));
   if (!sequence.ok()) return sequence.status();

@@ -17,10 +17,10 @@
 #include "daemon/serving/call/call_threads.h"
 #include "daemon/serving/call/caller.h"
 #include "daemon/serving/call/calls.h"
-#include "daemon/serving/call/message_budget.h"
 #include "daemon/serving/call/resident.h"
 #include "daemon/serving/call/rpc_methods.h"
 #include "daemon/serving/call/services.h"
+#include "daemon/serving/call/shares.h"
 #include "daemon/serving/call/status.h"
 #include "daemon/serving/call/unary_call.h"
 #include "daemon/serving/call/wire.h"
@@ -70,9 +70,20 @@ class WorkerService final : public WorkerServiceBase {
             {.what = "compression",
              .running = std::min(64u, std::max(services_.compactor_threads + 1, Cores() / 2)),
              .waiting = PerTenant(kWaitingCompression)}),
-        calls_(Calls::MaxCallsFor(Tenants()), Tenants()),
-        messages_(services_.message_bytes, Tenants()),
-        threads_(Calls::ThreadsFor(Tenants())) {}
+        // Their answers may be large.
+        description_(
+            {.what = "description", .running = 4, .waiting = PerTenant(kWaitingAttention)}),
+        calls_({.what = "calls running", .most = MaxCallsFor(Tenants()), .tenants = Tenants()}),
+        // A request has its bytes and their parsed form at a time.
+        arriving_({.what = "bytes of requests",
+                   .most = services_.message_bytes / 4 * 3,
+                   .tenants = Tenants(),
+                   .least_part = 2 * services_.max_message_bytes}),
+        leaving_({.what = "bytes of answers that it has not taken",
+                  .most = services_.message_bytes / 4,
+                  .tenants = Tenants(),
+                  .least_part = services_.max_message_bytes}),
+        threads_(CallThreadsFor(Tenants())) {}
 
   grpc::ServerBidiReactor<v1::AttachRequest, v1::AttachResponse>* Attach(
       grpc::CallbackServerContext* context) override {
@@ -93,27 +104,30 @@ class WorkerService final : public WorkerServiceBase {
 
   // Calls whose answers are on their way.
   CallDeadlines& unread() { return unread_; }
-  MessageBudget& messages() { return messages_; }
+  // Bytes of requests, whole or arriving.
+  Shares& arriving() { return arriving_; }
 
   // Adapts the tenants' shares of calls after a reload.
   void TenantsChanged() {
     attention_.SetWaiting(PerTenant(kWaitingAttention));
     compression_.SetWaiting(PerTenant(kWaitingCompression));
+    description_.SetWaiting(PerTenant(kWaitingAttention));
     calls_.SetTenants(Tenants());
-    messages_.SetTenants(Tenants());
+    arriving_.SetTenants(Tenants());
+    leaving_.SetTenants(Tenants());
   }
 
   template <typename Request, typename Response>
   using Handler = absl::Status (WorkerService::*)(const Caller&, const Request&, Response&);
 
 // The raw method, which gRPC calls; the same call for callers in this process; and its handler.
-#define TESSERA_RPC(Method)                                                                     \
+#define TESSERA_RPC(Method, effect)                                                             \
   grpc::ServerUnaryReactor* Method(grpc::CallbackServerContext* context,                        \
                                    const grpc::ByteBuffer* request, grpc::ByteBuffer* response) \
       override {                                                                                \
-    return Begin<v1::Method##Request, v1::Method##Response>(#Method, method_##Method##_,        \
-                                                            WireOf(context, request, response), \
-                                                            &WorkerService::Handle##Method);    \
+    return Begin<v1::Method##Request, v1::Method##Response>(                                    \
+        #Method, method_##Method##_, WireOf(context, request, response),                        \
+        &WorkerService::Handle##Method, UnaryCall::Effect::effect);                             \
   }                                                                                             \
   grpc::Status Method(grpc::ServerContext* context, const v1::Method##Request* request,         \
                       v1::Method##Response* response) override {                                \
@@ -130,7 +144,7 @@ class WorkerService final : public WorkerServiceBase {
   static constexpr std::uint32_t kWaitingCompression = 16;
   static std::uint32_t Cores() { return std::max(1u, std::thread::hardware_concurrency()); }
   std::size_t Tenants() const { return services_.node->tenants().size(); }
-  CallHost Host() { return {&services_, &calls_, &messages_, &unread_, &threads_}; }
+  CallHost Host() { return {&services_, &calls_, &arriving_, &leaving_, &unread_, &threads_}; }
   // gRPC passes the request as const, but nothing else reads it.
   static UnaryCall::Wire WireOf(grpc::CallbackServerContext* context,
                                 const grpc::ByteBuffer* request, grpc::ByteBuffer* response) {
@@ -147,29 +161,31 @@ class WorkerService final : public WorkerServiceBase {
   Services& services_;
   Admission attention_;
   Admission compression_;
-  Calls calls_;
-  MessageBudget messages_;
+  Admission description_;
+  Shares calls_;
+  Shares arriving_;
+  Shares leaving_;
   CallDeadlines unread_{kUnreadPatience};
   CallThreads threads_;
   metrics::RpcMethod& match_ = services_.metrics->Rpc(kWorkerServiceName, "Match");
 
  public:
-  TESSERA_RPC(RegisterModel)
-  TESSERA_RPC(CreateSequence)
-  TESSERA_RPC(Fork)
-  TESSERA_RPC(Truncate)
-  TESSERA_RPC(Handover)
-  TESSERA_RPC(Free)
-  TESSERA_RPC(Append)
-  TESSERA_RPC(Compress)
-  TESSERA_RPC(Observe)
-  TESSERA_RPC(Select)
-  TESSERA_RPC(Attend)
-  TESSERA_RPC(Publish)
-  TESSERA_RPC(Offload)
-  TESSERA_RPC(Restore)
-  TESSERA_RPC(Describe)
-  TESSERA_RPC(Stats)
+  TESSERA_RPC(RegisterModel, kChanges)
+  TESSERA_RPC(CreateSequence, kChanges)
+  TESSERA_RPC(Fork, kChanges)
+  TESSERA_RPC(Truncate, kChanges)
+  TESSERA_RPC(Handover, kChanges)
+  TESSERA_RPC(Free, kChanges)
+  TESSERA_RPC(Append, kChanges)
+  TESSERA_RPC(Compress, kChanges)
+  TESSERA_RPC(Observe, kChanges)
+  TESSERA_RPC(Select, kReads)
+  TESSERA_RPC(Attend, kReads)
+  TESSERA_RPC(Publish, kChanges)
+  TESSERA_RPC(Offload, kChanges)
+  TESSERA_RPC(Restore, kChanges)
+  TESSERA_RPC(Describe, kReads)
+  TESSERA_RPC(Stats, kReads)
 #undef TESSERA_RPC
 
  private:
@@ -177,8 +193,9 @@ class WorkerService final : public WorkerServiceBase {
   class Call;
   template <typename Request, typename Response>
   grpc::ServerUnaryReactor* Begin(std::string_view name, metrics::RpcMethod& method,
-                                  const UnaryCall::Wire& wire, Handler<Request, Response> handler) {
-    auto* const call = new Call<Request, Response>(*this, name, method, wire, handler);
+                                  const UnaryCall::Wire& wire, Handler<Request, Response> handler,
+                                  UnaryCall::Effect effect) {
+    auto* const call = new Call<Request, Response>(*this, name, method, wire, handler, effect);
     call->Start();
     return call;
   }
@@ -205,8 +222,11 @@ template <typename Request, typename Response>
 class WorkerService::Call final : public UnaryCall {
  public:
   Call(WorkerService& service, std::string_view name, metrics::RpcMethod& method, const Wire& wire,
-       Handler<Request, Response> handler)
-      : UnaryCall(service.Host(), name, method, wire), service_(service), handler_(handler) {}
+       Handler<Request, Response> handler, Effect effect)
+      : UnaryCall(service.Host(), name, method, wire),
+        service_(service),
+        handler_(handler),
+        effect_(effect) {}
 
  private:
   std::optional<absl::Status> Work(Caller& caller) override {
@@ -215,11 +235,12 @@ class WorkerService::Call final : public UnaryCall {
     Response response;
     absl::Status status = service_.Handle(caller, request, response, handler_);
     ClearBytes(request);
-    return status.ok() ? Answer(response) : status;
+    return status.ok() ? Answer(response, effect_) : status;
   }
 
   WorkerService& service_;
   const Handler<Request, Response> handler_;
+  const Effect effect_;
 };
 
 template <typename Request, typename Response>
@@ -229,11 +250,11 @@ grpc::Status WorkerService::Serve(std::string_view name, metrics::RpcMethod& met
   const Clock::TimePoint begun = services_.clock->Now();
   absl::StatusOr<Caller> caller = FindCaller(*services_.node, request.session());
   absl::Status status = caller.status();
-  std::optional<Calls::Place> place;
+  Shares::Held place;
   if (caller.ok()) {
-    absl::StatusOr<Calls::Place> entered = calls_.Enter(caller->tenant->options().id);
+    absl::StatusOr<Shares::Held> entered = calls_.Take(caller->tenant->options().id);
     status = entered.status();
-    if (status.ok()) place.emplace(*std::move(entered));
+    if (status.ok()) place = *std::move(entered);
   }
   if (status.ok()) {
     caller->context = &context;

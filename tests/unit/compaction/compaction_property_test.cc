@@ -138,7 +138,8 @@ class CompactionProperty : public CompactionFixture, public testing::WithParamIn
     if (!sequence.ok()) return Refused(sequence.status());
     const policies::Policy policy = AnyPolicy();
     if (absl::Status status = compactor_.SetPolicy(**sequence, policy); !status.ok()) {
-      return status.ToString();
+      EXPECT_TRUE(world_.tenant().FreeSequence((*sequence)->id()).ok());
+      return Refused(status);
     }
     known_.push_back({{*sequence, {}, std::nullopt}, policy});
     return "";
@@ -248,11 +249,12 @@ class CompactionProperty : public CompactionFixture, public testing::WithParamIn
     Known* known = Any();
     if (known == nullptr) return Create();
     Say("change the policy of " + Name(*known));
-    known->policy = AnyPolicy();
+    policies::Policy policy = AnyPolicy();
     for (const auto& told : told_) told->may_fail |= told->sequence == known->track.sequence->id();
-    return compactor_.SetPolicy(*known->track.sequence, known->policy).ToString() == "OK"
-               ? ""
-               : "the policy was refused";
+    const absl::Status status = compactor_.SetPolicy(*known->track.sequence, policy);
+    if (!status.ok()) return Refused(status);
+    known->policy = std::move(policy);
+    return "";
   }
 
   // Packs by a worker's call, in another form.

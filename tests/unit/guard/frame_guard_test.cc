@@ -116,12 +116,13 @@ TEST_F(FrameGuardTest, AnUnknownPeerSendsSmallMessages) {
 }
 
 TEST_F(FrameGuardTest, AnUnknownPeerHasFewUnfinishedRequests) {
-  for (std::uint32_t i = 0; i < 8; ++i) ASSERT_TRUE(Take(HeadersFrame(2 * i + 1)).ok());
-  EXPECT_EQ(ErrorOf(HeadersFrame(17)), "9 unfinished requests; the limit is 8");
+  for (std::uint32_t i = 0; i < 16; ++i) ASSERT_TRUE(Take(HeadersFrame(2 * i + 1)).ok());
+  EXPECT_EQ(ErrorOf(HeadersFrame(33)), "17 unfinished requests; the limit is 16");
 }
 
 TEST_F(FrameGuardTest, RequestsThatEndOrAreResetCountNoMore) {
   Introduce();
+  ASSERT_TRUE(Take(Frame(4, 1, 0, "")).ok());
   for (std::uint32_t i = 1; i < 1000; ++i) {
     const std::uint32_t stream = 2 * i + 1;
     ASSERT_TRUE(Take(HeadersFrame(stream)).ok());
@@ -141,7 +142,8 @@ TEST_F(FrameGuardTest, AnUnknownPeerCallsRarely) {
   EXPECT_EQ(i, 32u);
 }
 
-TEST_F(FrameGuardTest, WhoAsksForItsHealthIsServedForever) {
+TEST_F(FrameGuardTest, ProbesOfTheHealthAreRareEnough) {
+  ASSERT_TRUE(Take(Frame(4, 1, 0, "")).ok());
   for (std::uint32_t i = 0; i < 1000; ++i) {
     const std::uint32_t stream = 2 * i + 1;
     ASSERT_TRUE(Take(HeadersFrame(stream) + DataFrame(stream, GrpcMessage(""), true)).ok()) << i;
@@ -154,7 +156,7 @@ TEST_F(FrameGuardTest, ATrustedPeerCallsAsOftenAsItLikes) {
   const auto take = [&](const std::string& bytes) {
     return guard.Take({reinterpret_cast<const std::uint8_t*>(bytes.data()), bytes.size()}, now_);
   };
-  ASSERT_TRUE(take(std::string(fakes::kHttp2Preface)).ok());
+  ASSERT_TRUE(take(std::string(fakes::kHttp2Preface) + Frame(4, 1, 0, "")).ok());
   for (std::uint32_t i = 0; i < 5000; ++i) {
     const std::uint32_t stream = 2 * i + 1;
     ASSERT_TRUE(take(HeadersFrame(stream) + DataFrame(stream, GrpcMessage("x"), true)).ok()) << i;
@@ -193,17 +195,77 @@ TEST_F(FrameGuardTest, WhoIsKnownMayCancelManyCalls) {
   EXPECT_THAT(ErrorOf(Frame(3, 0, 99, "1234")), HasSubstr("the limit is 10000"));
 }
 
-TEST_F(FrameGuardTest, ControlIsRare) {
-  for (int i = 0; i < 1000; ++i) ASSERT_TRUE(Take(Frame(6, 0, 0, "12345678")).ok()) << i;
-  now_ += std::chrono::seconds(1);
-  for (int i = 0; i < 100; ++i) ASSERT_TRUE(Take(Frame(4, 0, 0, "")).ok()) << i;
-  // Answers to what the daemon asks, and room for its answers, are no control.
-  for (int i = 0; i < 5000; ++i) {
-    ASSERT_TRUE(Take(Frame(6, 1, 0, "12345678")).ok());
-    ASSERT_TRUE(Take(Frame(4, 1, 0, "")).ok());
-    ASSERT_TRUE(Take(Frame(8, 0, 0, "1234")).ok());
+TEST_F(FrameGuardTest, AnUnknownPeerPaysForEveryFrame) {
+  const std::string frames[] = {Frame(6, 0, 0, "12345678"), Frame(6, 1, 0, "12345678"),
+                                Frame(4, 0, 0, ""),         Frame(4, 1, 0, ""),
+                                Frame(7, 0, 0, "12345678"), Frame(8, 0, 0, "1234"),
+                                Frame(3, 0, 1, "1234"),     DataFrame(1, "x")};
+  for (const std::string& frame : frames) {
+    FrameGuard guard({}, registrar_);
+    const auto take = [&](std::string_view bytes) {
+      return guard.Take({reinterpret_cast<const std::uint8_t*>(bytes.data()), bytes.size()}, now_);
+    };
+    ASSERT_TRUE(take(fakes::kHttp2Preface).ok());
+    for (int i = 0; i < 1000; ++i) ASSERT_TRUE(take(frame).ok()) << i;
+    EXPECT_THAT(std::string(take(frame).message()), HasSubstr("the limit is 1000"));
   }
-  EXPECT_THAT(ErrorOf(Frame(6, 0, 0, "12345678")), HasSubstr("the limit is 1000"));
+  for (int i = 0; i < 1000; ++i) ASSERT_TRUE(Take(frames[0]).ok());
+  now_ += std::chrono::seconds(1);
+  for (int i = 0; i < 100; ++i) ASSERT_TRUE(Take(frames[0]).ok()) << i;
+  EXPECT_FALSE(Take(frames[0]).ok());
+}
+
+TEST_F(FrameGuardTest, AnUnknownPeerSendsAMegabyteInAll) {
+  ASSERT_TRUE(Take(HeadersFrame(1)).ok());
+  const std::string message = GrpcMessage(std::string(60 << 10, 'x'));
+  for (int i = 0; i < 17; ++i) ASSERT_TRUE(Take(DataFrame(1, message)).ok()) << i;
+  EXPECT_THAT(ErrorOf(DataFrame(1, message)), HasSubstr("bytes without a session"));
+}
+
+TEST_F(FrameGuardTest, AKnownPeerMayAskForManyAnswers) {
+  Introduce();
+  for (int i = 0; i < 10'000; ++i) {
+    ASSERT_TRUE(Take(Frame(6, 0, 0, "12345678")).ok()) << i;  // as some clients do
+    ASSERT_TRUE(Take(Frame(8, 0, 0, "1234")).ok()) << i;
+  }
+  for (int i = 0; i < 10'000; ++i) ASSERT_TRUE(Take(Frame(7, 0, 0, "12345678")).ok()) << i;
+  EXPECT_THAT(ErrorOf(Frame(7, 0, 0, "12345678")), HasSubstr("the limit is 10000"));
+}
+
+TEST_F(FrameGuardTest, RequestsAreOnNewStreams) {
+  Introduce();
+  ASSERT_TRUE(Take(HeadersFrame(7)).ok());
+  for (const std::uint32_t stream : {0u, 8u, 5u, 7u}) {
+    FrameGuard guard({}, registrar_);
+    const std::string bytes =
+        std::string(fakes::kHttp2Preface) + HeadersFrame(7) + HeadersFrame(stream);
+    EXPECT_FALSE(
+        guard.Take({reinterpret_cast<const std::uint8_t*>(bytes.data()), bytes.size()}, now_).ok())
+        << stream;
+  }
+}
+
+TEST_F(FrameGuardTest, StreamsAreLimitedUntilThePeerKnowsTheLimit) {
+  Introduce();
+  std::uint32_t stream = 3;
+  const auto call = [&] {
+    const std::string frames = HeadersFrame(stream) + DataFrame(stream, GrpcMessage("x"), true);
+    stream += 2;
+    return Take(frames);
+  };
+  for (int i = 0; i < 511; ++i) ASSERT_TRUE(call().ok()) << i;
+  FrameGuard::Limits limits;
+  EXPECT_EQ(limits.streams, 512u);
+  ASSERT_TRUE(Take(Frame(4, 1, 0, "")).ok());
+  for (int i = 0; i < 5000; ++i) ASSERT_TRUE(call().ok()) << i;
+}
+
+TEST_F(FrameGuardTest, WhoDoesNotAcknowledgeTheLimitIsCut) {
+  Introduce();
+  for (std::uint32_t i = 1; i < 512; ++i) {
+    ASSERT_TRUE(Take(HeadersFrame(2 * i + 1) + DataFrame(2 * i + 1, "", true)).ok()) << i;
+  }
+  EXPECT_THAT(ErrorOf(HeadersFrame(1025)), HasSubstr("before an acknowledgement"));
 }
 
 TEST_F(FrameGuardTest, UnfinishedMessagesAreCharged) {

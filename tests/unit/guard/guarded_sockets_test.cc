@@ -92,6 +92,20 @@ TEST_F(GuardedSocketsTest, BadBytesAreNotReadAndThePeerIsCut) {
   EXPECT_EQ(Receive(pair), "");
   EXPECT_EQ(errno, ECONNRESET);
   EXPECT_FALSE(cut_.ok());
+  // Its library can say that this is a server of HTTP/2.
+  std::array<char, 32> answer{};
+  EXPECT_EQ(::recv(pair.peer.get(), answer.data(), answer.size(), 0), 9);
+  EXPECT_EQ(answer[3], 4) << "SETTINGS";
+  EXPECT_EQ(::recv(pair.peer.get(), answer.data(), answer.size(), 0), 0) << "the end";
+}
+
+TEST_F(GuardedSocketsTest, BadFramesAreNotAnswered) {
+  const Pair pair = Connect();
+  Send(pair, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n");
+  Receive(pair);
+  Send(pair, std::string("\x01\x00\x00\x01\x04\x00\x00\x00\x01", 9));  // headers of 64 KiB
+  EXPECT_EQ(Receive(pair), "");
+  EXPECT_FALSE(cut_.ok());
   char byte = 0;
   EXPECT_EQ(::recv(pair.peer.get(), &byte, 1, 0), 0) << "the end";
 }

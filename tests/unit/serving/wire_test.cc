@@ -66,6 +66,16 @@ TEST(Wire, EmptyElementsAreCountedAsObjects) {
               HasSubstr("AttendRequest would use more than 16777216 bytes"));
 }
 
+TEST(Wire, AKnownFieldOfAnotherWireTypeIsCountedAsUnknown) {
+  std::string bytes;
+  for (int i = 0; i < 10000; ++i) bytes += std::string("\x08\0", 2);  // field 1 is a message
+  v1::StatsRequest parsed;
+  ASSERT_TRUE(parsed.ParseFromString(bytes));
+  const auto bound = BoundOf(bytes, *v1::StatsRequest::descriptor());
+  ASSERT_TRUE(bound.ok()) << bound.status();
+  EXPECT_GE(*bound, parsed.SpaceUsedLong());
+}
+
 TEST(Wire, MessagesWithinMessagesHaveALimit) {
   // Unknown to the type, so they are no messages: kept as bytes.
   std::string nested;
