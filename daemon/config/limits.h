@@ -40,9 +40,10 @@ inline constexpr Range kTcpPeerLimitMs = {5000, 3'600'000};
 inline constexpr Range kSlowCallMs = {0, 3'600'000};
 inline constexpr Range kTenants = {1, 256};
 
-// Host memory that the budget keeps for messages and for the heap; on machines of less than 2.5
-// GiB, an eighth and a tenth of it.
-inline constexpr std::uint64_t kTransportBytes = 256 * kMiB;
+// Host memory that the budget keeps for messages: 1/32 of it within these limits, and at most an
+// eighth.
+inline constexpr Range kTransportBytes = {256 * kMiB, 2 * kGiB};
+// Host memory that the budget keeps for the heap; a tenth where that is less.
 inline constexpr std::uint64_t kHeapBytes = 256 * kMiB;
 // With less memory, the daemon returns freed memory to the kernel at once.
 inline constexpr std::uint64_t kLittleMemory = 4 * kGiB;

@@ -54,7 +54,9 @@ MemoryBudget BudgetOf(const Config& config, const DeviceMemory& memory) {
                          .pool_bytes = on_gpu ? 0 : config.pool_bytes,
                          .host_tier_bytes = config.host_tier_bytes.value_or(0),
                          .raw_copy_bytes = config.raw_copy_bytes};
-  budget.transport_bytes = std::min(kTransportBytes, budget.limit_bytes / 8);
+  budget.transport_bytes =
+      std::min(std::clamp(budget.limit_bytes / 32, kTransportBytes.min, kTransportBytes.max),
+               budget.limit_bytes / 8);
   budget.heap_bytes = std::min(kHeapBytes, budget.limit_bytes / 10);
   return budget;
 }

@@ -66,6 +66,7 @@ void FrameGuard::Release() {
   if (!known()) return;
   (void)registrar_.Charge(tenant_, charged_, 0);
   charged_ = 0;
+  registrar_.Finished(tenant_, *this);
   registrar_.Left(tenant_);
   tenant_ = TenantId();
 }
@@ -290,6 +291,7 @@ absl::Status FrameGuard::Charge() {
                " bytes on this connection are more than the tenant may have now"));
   }
   charged_ = now;
+  if (now == 0) registrar_.Finished(tenant_, *this);
   return absl::OkStatus();
 }
 

@@ -20,6 +20,8 @@
 
 namespace tessera {
 
+class FrameGuard;
+
 // Knows tenants; implemented by the layer that has them. Thread-safe.
 class Registrar {
  public:
@@ -34,6 +36,11 @@ class Registrar {
   // A tenant's unfinished messages use `now` bytes instead of `before`. False: it may not have so
   // many; nothing has changed then.
   virtual bool Charge(TenantId tenant, std::uint64_t before, std::uint64_t now) = 0;
+  // Whether a connection with unfinished messages must stop reading for a while, so that another
+  // one of the tenant can finish its messages.
+  virtual bool MustWait(TenantId /*tenant*/, const FrameGuard& /*asker*/) { return false; }
+  // The connection has no unfinished messages any more.
+  virtual void Finished(TenantId /*tenant*/, const FrameGuard& /*payer*/) {}
 };
 
 // Events that may happen `burst` times at once, and `rate` times a second.
@@ -100,6 +107,9 @@ class FrameGuard {
   // Takes the next bytes that the peer has sent. After an error, which says what is wrong, the
   // connection must be cut.
   absl::Status Take(std::span<const std::uint8_t> bytes, Clock::TimePoint now);
+
+  // Whether no more bytes may be read now. Ask again later.
+  bool MustWait() const { return charged_ > 0 && registrar_.MustWait(tenant_, *this); }
 
   // The connection is closed: gives back what it has. Take must not be called any more.
   void Release();

@@ -41,6 +41,31 @@ bool GuardedConnection::Take(std::span<const std::uint8_t> bytes) {
   return status.ok();
 }
 
+bool GuardedConnection::BeginWait() {
+  {
+    MutexLock lock(mutex_);
+    if (cut() || !guard_.MustWait()) return false;
+    if (waits_.exchange(true)) return true;
+  }
+  if (options_.on_wait) options_.on_wait();
+  return true;
+}
+
+bool GuardedConnection::Resume(int socket) {
+  MutexLock lock(mutex_);
+  if (!cut() && guard_.MustWait()) return false;
+  waits_.store(false);
+  // A change to what it was makes epoll report the events that are there once more.
+  if (epoll_ >= 0) (void)::syscall(SYS_epoll_ctl, epoll_, EPOLL_CTL_MOD, socket, &event_);
+  return true;
+}
+
+void GuardedConnection::SetPoll(int epoll, const epoll_event& event) {
+  MutexLock lock(mutex_);
+  epoll_ = epoll;
+  event_ = event;
+}
+
 void GuardedConnection::Cut(const absl::Status& why) {
   if (!cut_.exchange(true) && options_.on_cut) options_.on_cut(why);
 }
@@ -75,6 +100,17 @@ std::shared_ptr<GuardedConnection> GuardedSockets::Find(int socket) {
   found->second.connection->Retire();
   entries_.erase(found);
   return nullptr;
+}
+
+std::size_t GuardedSockets::Resume() {
+  std::size_t waiting = 0;
+  MutexLock lock(mutex_);
+  for (const auto& [socket, entry] : entries_) {
+    if (!entry.connection->waits()) continue;
+    // A closed socket's connection waits for nothing, until Sweep finds it.
+    if (CookieOf(socket) == entry.cookie && !entry.connection->Resume(socket)) ++waiting;
+  }
+  return waiting;
 }
 
 void GuardedSockets::Clear() {
@@ -180,11 +216,14 @@ GuardedConnection* ConnectionOf(SSL* ssl) {
 extern "C" {
 
 ssize_t recvmsg(int socket, msghdr* message, int flags) {
-  const auto count = static_cast<ssize_t>(::syscall(SYS_recvmsg, socket, message, flags));
-  if (count <= 0) return count;
   const std::shared_ptr<tessera::GuardedConnection> connection =
       tessera::GuardedSockets::OfProcess().Find(socket);
-  if (connection == nullptr) return count;
+  if (connection != nullptr && connection->BeginWait()) {
+    errno = EAGAIN;
+    return -1;
+  }
+  const auto count = static_cast<ssize_t>(::syscall(SYS_recvmsg, socket, message, flags));
+  if (count <= 0 || connection == nullptr) return count;
   if (connection->tls()) {
     tessera::t_read_last = connection;
     return count;
@@ -200,6 +239,15 @@ ssize_t recvmsg(int socket, msghdr* message, int flags) {
   (void)::shutdown(socket, SHUT_RDWR);
   errno = ECONNRESET;
   return -1;
+}
+
+int epoll_ctl(int epoll, int operation, int socket, epoll_event* event) noexcept {
+  const auto result = static_cast<int>(::syscall(SYS_epoll_ctl, epoll, operation, socket, event));
+  if (result != 0 || operation == EPOLL_CTL_DEL) return result;
+  const std::shared_ptr<tessera::GuardedConnection> connection =
+      tessera::GuardedSockets::OfProcess().Find(socket);
+  if (connection != nullptr) connection->SetPoll(epoll, *event);
+  return result;
 }
 
 int SSL_do_handshake(SSL* ssl) {

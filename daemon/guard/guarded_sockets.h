@@ -5,7 +5,13 @@
 // prefers a program's function to a library's. So each byte is checked before gRPC sees it, without
 // a copy or another thread. A proxy in front of gRPC would cost a call two copies and four context
 // switches.
+//
+// A connection that must wait (FrameGuard::MustWait) looks empty to gRPC: recvmsg says EAGAIN. To
+// gRPC, which asks epoll for changes only, Resume makes the bytes look new; so epoll_ctl is
+// defined, too.
 #pragma once
+
+#include <sys/epoll.h>
 
 #include <atomic>
 #include <chrono>
@@ -35,6 +41,8 @@ class GuardedConnection {
     bool trusted = false;  // needs no session: the operator's
     // Called once, with the reason, when the guard cuts the connection.
     std::function<void(const absl::Status&)> on_cut;
+    // The connection begins to wait: call GuardedSockets::Resume until nobody waits.
+    std::function<void()> on_wait;
   };
   explicit GuardedConnection(Options options)
       : options_(std::move(options)),
@@ -44,6 +52,13 @@ class GuardedConnection {
 
   // False: the connection must be cut.
   bool Take(std::span<const std::uint8_t> bytes);
+  // True: nothing may be read now (FrameGuard::MustWait). The connection waits until Resume.
+  bool BeginWait();
+  // False: it must wait on. Else who reads the socket is told that there may be bytes.
+  bool Resume(int socket);
+  bool waits() const { return waits_.load(); }
+  // The socket's events go to this epoll instance.
+  void SetPoll(int epoll, const epoll_event& event);
   bool tls() const { return options_.tls; }
   bool speaks_http2() {
     MutexLock lock(mutex_);
@@ -65,6 +80,9 @@ class GuardedConnection {
   FrameGuard guard_ TESSERA_GUARDED_BY(mutex_);
   std::atomic<bool> known_;
   std::atomic<bool> cut_{false};
+  std::atomic<bool> waits_{false};
+  int epoll_ TESSERA_GUARDED_BY(mutex_) = -1;  // -1: unknown
+  epoll_event event_ TESSERA_GUARDED_BY(mutex_){};
 };
 
 // Thread-safe.
@@ -90,6 +108,8 @@ class GuardedSockets {
   Counts Sweep(Clock::TimePoint now);
   // Cuts the unknown connection that is the oldest. False: there is none.
   bool CutOldestUnknown();
+  // Lets connections that wait read on, if they may. Returns how many must wait on.
+  std::size_t Resume();
   bool empty() const;
   // Call it when gRPC has shut down: retires all connections.
   void Clear();

@@ -169,6 +169,7 @@ absl::Status Server::StartGrpc() {
   registrar_ = std::make_unique<TenantRegistrar>(
       TenantRegistrar::Options{.node = services_.node,
                                .arriving = &worker_service_->arriving(),
+                               .requests = &worker_service_->requests(),
                                .clock = services_.clock,
                                .max_sessions = options_.max_sessions});
 

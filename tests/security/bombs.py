@@ -38,6 +38,8 @@ BOMBS = {
     # Fields that no message has: empty groups, which a parser keeps.
     "Stats": repeat(b"\xfb\x01\xfc\x01"),
     "Free": repeat(b"\xfb\x01\xfc\x01"),
+    # A known field with the wire type of another, which a parser keeps, too.
+    "Describe": repeat(b"\x08\x00"),
 }
 FIRST_BOMBS = ("Attend", "RegisterModel", "CreateSequence", "Stats")
 

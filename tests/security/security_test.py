@@ -19,6 +19,8 @@ from admin import AdminAddress, WorkerAddresses  # noqa: E402,F401
 from bombs import (Compressed, EmptySequences, Kept, ParseBombs,  # noqa: E402,F401
                    UnfinishedMessages)
 from deadlines import Deadlines  # noqa: E402,F401
+from floods import (Frames, Guesses, OtherTenants, Settings,  # noqa: E402,F401
+                    Together, Unread)
 from frames import HeaderBlocks, OpenStreams, RapidReset  # noqa: E402,F401
 from node import Descriptors, Files, Log, Metrics, Traces  # noqa: E402,F401
 from tenants import Attaching, DefaultFlags, GreedyTenant, Tokens  # noqa: E402,F401

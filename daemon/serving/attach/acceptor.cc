@@ -17,6 +17,8 @@ namespace tessera::serving {
 namespace {
 // Pause before the next attempt when descriptors have run out.
 constexpr int kAcceptPauseMs = 100;
+// Pause before the next look at connections that must wait with reading.
+constexpr int kResumePauseMs = 2;
 constexpr int kTickMs = 1000;
 constexpr int kLastTicks = 5;
 // Connections of one address before the others get their turn.
@@ -26,7 +28,10 @@ constexpr int kAcceptsPerTurn = 16;
 absl::StatusOr<std::unique_ptr<Acceptor>> Acceptor::Start(Options options) {
   absl::StatusOr<Event> stop = Event::Create();
   if (!stop.ok()) return stop.status();
-  std::unique_ptr<Acceptor> acceptor(new Acceptor(std::move(options), *std::move(stop)));
+  absl::StatusOr<Event> waits = Event::Create();
+  if (!waits.ok()) return waits.status();
+  std::unique_ptr<Acceptor> acceptor(
+      new Acceptor(std::move(options), *std::move(stop), *std::move(waits)));
   acceptor->thread_ = std::thread([raw = acceptor.get()] { raw->Run(); });
   return acceptor;
 }
@@ -37,17 +42,18 @@ Acceptor::~Acceptor() {
 }
 
 bool Acceptor::Wait(std::vector<bool>& awaited, bool for_newcomers) const {
-  std::vector<pollfd> watched = {{stop_.fd(), POLLIN, 0}};
+  std::vector<pollfd> watched = {{stop_.fd(), POLLIN, 0}, {waits_->fd(), POLLIN, 0}};
   if (for_newcomers) {
     for (const Door& door : options_.doors) watched.push_back({door.listening.get(), POLLIN, 0});
   }
   const bool idle = ticks_left_ == 0;
   (void)::poll(watched.data(), watched.size(),
-               !for_newcomers ? kAcceptPauseMs
-               : idle         ? -1
-                              : kTickMs);
+               some_wait_       ? kResumePauseMs
+               : !for_newcomers ? kAcceptPauseMs
+               : idle           ? -1
+                                : kTickMs);
   awaited.assign(options_.doors.size(), false);
-  for (std::size_t i = 1; i < watched.size(); ++i) awaited[i - 1] = watched[i].revents != 0;
+  for (std::size_t i = 2; i < watched.size(); ++i) awaited[i - 2] = watched[i].revents != 0;
   return watched[0].revents != 0;
 }
 
@@ -57,6 +63,7 @@ void Acceptor::Run() {
   Clock::TimePoint ticked = options_.clock->Now();
   while (!Wait(awaited, !short_of_descriptors)) {
     short_of_descriptors = false;
+    ResumeReading();
     for (std::size_t i = 0; i < awaited.size(); ++i) {
       if (awaited[i] && !AcceptFrom(options_.doors[i])) short_of_descriptors = true;
     }
@@ -64,6 +71,11 @@ void Acceptor::Run() {
     ticked = options_.clock->Now();
     Tick();
   }
+}
+
+void Acceptor::ResumeReading() {
+  waits_->Drain();  // before Resume: who begins to wait then signals again
+  some_wait_ = GuardedSockets::OfProcess().Resume() > 0;
 }
 
 void Acceptor::Tick() {
@@ -106,17 +118,18 @@ void Acceptor::Admit(const Door& door, Fd socket) {
     SendAtOnce(socket.get());
     SetPeerLimit(socket.get(), options_.peer_limit);
   }
-  guarded.Add(
-      socket.get(),
-      std::make_shared<GuardedConnection>(GuardedConnection::Options{
-          .limits = door.trusted ? FrameGuard::Limits::Trusted() : FrameGuard::Limits(),
-          .registrar = options_.registrar,
-          .clock = options_.clock,
-          .tls = door.tls,
-          .trusted = door.trusted,
-          .on_cut = [refusals = refusals_, address = door.address](const absl::Status& why) {
-            refusals->Report("connection cut", address, why);
-          }}));
+  guarded.Add(socket.get(),
+              std::make_shared<GuardedConnection>(GuardedConnection::Options{
+                  .limits = door.trusted ? FrameGuard::Limits::Trusted() : FrameGuard::Limits(),
+                  .registrar = options_.registrar,
+                  .clock = options_.clock,
+                  .tls = door.tls,
+                  .trusted = door.trusted,
+                  .on_cut =
+                      [refusals = refusals_, address = door.address](const absl::Status& why) {
+                        refusals->Report("connection cut", address, why);
+                      },
+                  .on_wait = [waits = waits_] { waits->Signal(); }}));
   ++counts_.all;
   ticks_left_ = kLastTicks;
   if (!door.trusted) ++counts_.unknown;

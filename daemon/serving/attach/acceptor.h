@@ -59,7 +59,10 @@ class Acceptor {
   ~Acceptor();
 
  private:
-  Acceptor(Options options, Event stop) : options_(std::move(options)), stop_(std::move(stop)) {}
+  Acceptor(Options options, Event stop, Event waits)
+      : options_(std::move(options)),
+        stop_(std::move(stop)),
+        waits_(std::make_shared<Event>(std::move(waits))) {}
 
   void Run();
   // Waits for connections, a pause or a tick. True if it is time to stop.
@@ -68,6 +71,7 @@ class Acceptor {
   bool AcceptFrom(const Door& door);
   std::size_t MostUnknown() const { return std::min(kMostUnknown, options_.most_connections / 4); }
   void Admit(const Door& door, Fd socket);
+  void ResumeReading();
   void Tick();
 
   // Counts, and logs at most one line a second. Connections use it, too, and may outlive the
@@ -89,8 +93,10 @@ class Acceptor {
 
   const Options options_;
   const Event stop_;
+  const std::shared_ptr<Event> waits_;  // connections use it, too, and may outlive the acceptor
   const std::shared_ptr<Refusals> refusals_ = std::make_shared<Refusals>(options_);
   GuardedSockets::Counts counts_;
+  bool some_wait_ = false;  // connections that must not read now
   int ticks_left_ = 0;  // until it rests: what connections held is freed some time after their end
   std::thread thread_;
 };

@@ -59,6 +59,11 @@ absl::Status TenantRegistrar::Joined(TenantId tenant) {
   return absl::ResourceExhaustedError("the tenant has as many connections as it may have now");
 }
 
+bool TenantRegistrar::MustWait(TenantId tenant, const FrameGuard& asker) {
+  const bool plenty = !options_.arriving->OverHalf(tenant) && !options_.requests->OverHalf(tenant);
+  return !turns_.MayRead(tenant, &asker, plenty, options_.clock->Now());
+}
+
 bool TenantRegistrar::MayMiss() {
   MutexLock lock(mutex_);
   return misses_.Left(options_.clock->Now()) >= 1;

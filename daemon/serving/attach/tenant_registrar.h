@@ -10,6 +10,7 @@
 #include "daemon/base/mutex.h"
 #include "daemon/cache/tenant/node.h"
 #include "daemon/guard/frame_guard.h"
+#include "daemon/serving/attach/reading_turns.h"
 #include "daemon/serving/call/shares.h"
 
 namespace tessera::serving {
@@ -19,7 +20,8 @@ class TenantRegistrar final : public Registrar {
  public:
   struct Options {
     const cache::Node* node;
-    Shares* arriving;  // bytes of requests
+    Shares* arriving;  // bytes of requests that are arriving
+    Shares* requests;  // bytes of requests that are there
     const Clock* clock;
     std::uint32_t max_sessions;  // of all tenants
   };
@@ -37,6 +39,10 @@ class TenantRegistrar final : public Registrar {
   bool Charge(TenantId tenant, std::uint64_t before, std::uint64_t now) override {
     return options_.arriving->Adjust(tenant, before, now);
   }
+  bool MustWait(TenantId tenant, const FrameGuard& asker) override;
+  void Finished(TenantId tenant, const FrameGuard& payer) override {
+    turns_.Finished(tenant, &payer);
+  }
 
  private:
   // A worker needs one connection; some have one per thread, and some try again and again.
@@ -51,6 +57,7 @@ class TenantRegistrar final : public Registrar {
 
   const Options options_;
   Shares connections_;
+  ReadingTurns turns_;
   Mutex mutex_;
   EventBudget misses_ TESSERA_GUARDED_BY(mutex_){kMissesPerSecond, kMissesAtOnce};
 };

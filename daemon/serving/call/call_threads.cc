@@ -1,7 +1,6 @@
 #include "daemon/serving/call/call_threads.h"
 
 #include <system_error>
-#include <thread>
 #include <utility>
 
 namespace tessera::serving {
@@ -10,7 +9,7 @@ CallThreads::~CallThreads() {
   MutexLock lock(mutex_);
   stopping_ = true;
   changed_.NotifyAll();
-  while (threads_ != 0) ended_.Wait(mutex_);
+  while (threads_ + of_grpc_ != 0) ended_.Wait(mutex_);
 }
 
 std::size_t CallThreads::threads() const {
@@ -19,11 +18,25 @@ std::size_t CallThreads::threads() const {
 }
 
 void CallThreads::Run(Work work) {
+  if (!TakeThreadOfGrpc()) return Queue(std::move(work));
+  std::move(work)();
+  MutexLock lock(mutex_);
+  if (--of_grpc_ + threads_ == 0) ended_.NotifyAll();
+}
+
+bool CallThreads::TakeThreadOfGrpc() {
+  MutexLock lock(mutex_);
+  if (of_grpc_ == options_.most_of_grpc) return false;
+  ++of_grpc_;
+  return true;
+}
+
+void CallThreads::Queue(Work work) {
   {
     MutexLock lock(mutex_);
     queue_.push_back(std::move(work));
     if (queue_.size() <= idle_) return changed_.NotifyOne();
-    if (threads_ == most_) return;  // the next thread that is done takes it
+    if (threads_ == options_.most) return;  // the next thread that is done takes it
     ++threads_;
   }
   if (StartThread()) return;
@@ -51,7 +64,7 @@ void CallThreads::Loop() {
     {
       MutexLock lock(mutex_);
       if (!WaitForWork()) {
-        if (--threads_ == 0) ended_.NotifyAll();
+        if (--threads_ + of_grpc_ == 0) ended_.NotifyAll();
         return;
       }
       work = std::move(queue_.front());

@@ -86,6 +86,11 @@ class Shares {
     all_ += now - before;
     return true;
   }
+  // Whether the tenant has half of what it may have, or more.
+  bool OverHalf(TenantId tenant) {
+    MutexLock lock(mutex_);
+    return used_[tenant] >= LimitOf(tenant) / 2;
+  }
 
  private:
   std::uint64_t PartOf(std::size_t tenants) const {

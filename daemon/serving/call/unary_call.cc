@@ -33,7 +33,7 @@ absl::Status UnaryCall::Admit() {
   const TenantId tenant = caller->tenant->options().id;
   absl::StatusOr<Shares::Held> place = host_.calls->Take(tenant);
   if (!place.ok()) return place.status();
-  absl::StatusOr<Shares::Held> charge = host_.arriving->Take(tenant, wire_.request->Length());
+  absl::StatusOr<Shares::Held> charge = host_.requests->Take(tenant, wire_.request->Length());
   if (!charge.ok()) return charge.status();
   caller->context = wire_.context;
   caller_ = *std::move(caller);
@@ -47,7 +47,7 @@ absl::Status UnaryCall::Parse(google::protobuf::Message& request) {
   const absl::Status status = ParseBounded(
       *wire_.request, kParsedPerWire * services().max_message_bytes,
       [&](std::uint64_t bound) {
-        absl::StatusOr<Shares::Held> charge = host_.arriving->Take(tenant, bound);
+        absl::StatusOr<Shares::Held> charge = host_.requests->Take(tenant, bound);
         if (charge.ok()) parsed_ = *std::move(charge);
         return charge.status();
       },

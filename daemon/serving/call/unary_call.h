@@ -28,7 +28,7 @@ namespace tessera::serving {
 struct CallHost {
   Services* services;
   Shares* calls;     // running calls
-  Shares* arriving;  // bytes of requests
+  Shares* requests;  // bytes of requests that are there
   Shares* leaving;   // bytes of answers that are not sent yet
   CallDeadlines* unread;
   CallThreads* threads;

@@ -74,16 +74,22 @@ class WorkerService final : public WorkerServiceBase {
         description_(
             {.what = "description", .running = 4, .waiting = PerTenant(kWaitingAttention)}),
         calls_({.what = "calls running", .most = MaxCallsFor(Tenants()), .tenants = Tenants()}),
+        arriving_({.what = "bytes of unfinished requests",
+                   .most = services_.message_bytes / 8 * 3,
+                   .tenants = Tenants(),
+                   .least_part = 2 * services_.max_message_bytes}),
         // A request has its bytes and their parsed form at a time.
-        arriving_({.what = "bytes of requests",
-                   .most = services_.message_bytes / 4 * 3,
+        requests_({.what = "bytes of requests",
+                   .most = services_.message_bytes / 8 * 3,
                    .tenants = Tenants(),
                    .least_part = 2 * services_.max_message_bytes}),
         leaving_({.what = "bytes of answers that it has not taken",
                   .most = services_.message_bytes / 4,
                   .tenants = Tenants(),
                   .least_part = services_.max_message_bytes}),
-        threads_(CallThreadsFor(Tenants())) {}
+        // One of gRPC's threads is always left to receive and send.
+        threads_({.most = CallThreadsFor(Tenants()),
+                  .most_of_grpc = CallThreads::ThreadsOfGrpc() - 1}) {}
 
   grpc::ServerBidiReactor<v1::AttachRequest, v1::AttachResponse>* Attach(
       grpc::CallbackServerContext* context) override {
@@ -104,8 +110,9 @@ class WorkerService final : public WorkerServiceBase {
 
   // Calls whose answers are on their way.
   CallDeadlines& unread() { return unread_; }
-  // Bytes of requests, whole or arriving.
+  // Bytes of requests that are arriving, and of those that are there.
   Shares& arriving() { return arriving_; }
+  Shares& requests() { return requests_; }
 
   // Adapts the tenants' shares of calls after a reload.
   void TenantsChanged() {
@@ -114,6 +121,7 @@ class WorkerService final : public WorkerServiceBase {
     description_.SetWaiting(PerTenant(kWaitingAttention));
     calls_.SetTenants(Tenants());
     arriving_.SetTenants(Tenants());
+    requests_.SetTenants(Tenants());
     leaving_.SetTenants(Tenants());
   }
 
@@ -144,7 +152,7 @@ class WorkerService final : public WorkerServiceBase {
   static constexpr std::uint32_t kWaitingCompression = 16;
   static std::uint32_t Cores() { return std::max(1u, std::thread::hardware_concurrency()); }
   std::size_t Tenants() const { return services_.node->tenants().size(); }
-  CallHost Host() { return {&services_, &calls_, &arriving_, &leaving_, &unread_, &threads_}; }
+  CallHost Host() { return {&services_, &calls_, &requests_, &leaving_, &unread_, &threads_}; }
   // gRPC passes the request as const, but nothing else reads it.
   static UnaryCall::Wire WireOf(grpc::CallbackServerContext* context,
                                 const grpc::ByteBuffer* request, grpc::ByteBuffer* response) {
@@ -164,6 +172,7 @@ class WorkerService final : public WorkerServiceBase {
   Admission description_;
   Shares calls_;
   Shares arriving_;
+  Shares requests_;
   Shares leaving_;
   CallDeadlines unread_{kUnreadPatience};
   CallThreads threads_;

@@ -1,6 +1,7 @@
 #include "daemon/guard/guarded_sockets.h"
 
 #include <gtest/gtest.h>
+#include <sys/epoll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -27,6 +28,9 @@ class Nobody final : public Registrar {
   absl::Status Joined(TenantId) override { return absl::OkStatus(); }
   void Left(TenantId) override {}
   bool Charge(TenantId, std::uint64_t, std::uint64_t) override { return true; }
+  bool MustWait(TenantId, const FrameGuard&) override { return must_wait; }
+
+  bool must_wait = false;
 };
 
 class GuardedSocketsTest : public testing::Test {
@@ -45,7 +49,8 @@ class GuardedSocketsTest : public testing::Test {
                                 .limits = {},
                                 .registrar = &registrar_,
                                 .clock = &clock_,
-                                .on_cut = [this](const absl::Status& why) { cut_ = why; }}));
+                                .on_cut = [this](const absl::Status& why) { cut_ = why; },
+                                .on_wait = [this] { ++waits_; }}));
     }
     return {Fd(ends[0]), Fd(ends[1])};
   }
@@ -77,6 +82,7 @@ class GuardedSocketsTest : public testing::Test {
   Nobody registrar_;
   GuardedSockets& sockets_ = GuardedSockets::OfProcess();
   absl::Status cut_;
+  int waits_ = 0;
 };
 
 TEST_F(GuardedSocketsTest, GoodBytesPass) {
@@ -108,6 +114,43 @@ TEST_F(GuardedSocketsTest, BadFramesAreNotAnswered) {
   EXPECT_FALSE(cut_.ok());
   char byte = 0;
   EXPECT_EQ(::recv(pair.peer.get(), &byte, 1, 0), 0) << "the end";
+}
+
+// The bytes stay in the socket, and epoll reports them once more when they may be read.
+TEST_F(GuardedSocketsTest, WhoMustWaitReadsLater) {
+  const Pair pair = Connect();
+  const Fd epoll(::epoll_create1(EPOLL_CLOEXEC));
+  epoll_event event = {.events = EPOLLIN | EPOLLET, .data = {}};
+  const auto reported = [&epoll] {
+    epoll_event ready{};
+    return ::epoll_wait(epoll.get(), &ready, 1, 0) == 1 && (ready.events & EPOLLIN) != 0;
+  };
+  registrar_.must_wait = true;
+  ASSERT_EQ(::epoll_ctl(epoll.get(), EPOLL_CTL_ADD, pair.daemon.get(), &event), 0);
+  Send(pair, Known() + fakes::HeadersFrame(3) +
+                 fakes::DataFrame(3, fakes::GrpcMessage(std::string(65 << 10, 'x'), 1 << 20)));
+  ASSERT_TRUE(reported());
+  std::size_t read = 0;
+  while (waits_ == 0) {
+    const std::string part = Receive(pair);
+    if (part.empty()) break;
+    read += part.size();
+  }
+  EXPECT_GE(read, 64u << 10);
+  Send(pair, fakes::DataFrame(3, "more"));
+  EXPECT_TRUE(reported());
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_EQ(Receive(pair), "");
+    EXPECT_EQ(errno, EAGAIN);
+  }
+  EXPECT_EQ(waits_, 1) << "told once";
+  EXPECT_EQ(sockets_.Resume(), 1u);
+  EXPECT_FALSE(reported());
+  registrar_.must_wait = false;
+  EXPECT_EQ(sockets_.Resume(), 0u);
+  EXPECT_TRUE(reported());
+  EXPECT_NE(Receive(pair), "");
+  EXPECT_TRUE(cut_.ok()) << cut_;
 }
 
 TEST_F(GuardedSocketsTest, OtherSocketsAreReadAsEver) {
