@@ -38,7 +38,7 @@ class Unread(Attack):
         self.judge_growth("4 MiB behind each of 32 Watch requests", growth)
 
     def test_large_answers(self):
-        daemon = self.start(pool_bytes=256 * MIB)
+        daemon = self.start(kept_mib=64, pool_bytes=256 * MIB)  # an extent
         session = self.keep(Session(daemon.socket))
         sequence = session.create(session.register())
         tokens, row = 0, rows(6000)
