@@ -17,6 +17,10 @@ namespace {
 constexpr std::string_view kUnixScheme = "unix:";
 constexpr std::size_t kMaxPemFile = 4 << 20;  // bundles of all public authorities have 0.3 MB
 
+// A worker on TCP notices within 30 s that its daemon's host is gone.
+constexpr int kPingEveryMs = 15'000;
+constexpr int kPingPatienceMs = 15'000;
+
 // Returns "" for an empty path.
 absl::StatusOr<std::string> ReadPem(std::string_view what, const std::string& path) {
   if (path.empty()) return std::string();
@@ -97,6 +101,12 @@ absl::StatusOr<std::shared_ptr<grpc::Channel>> OpenChannel(const std::string& ad
                                                            grpc::ChannelArguments arguments) {
   if (absl::Status status = CheckAddress(address); !status.ok()) return status;
   arguments.SetInt("grpc.enable_http_proxy", 0);
+  if (!IsUnixAddress(address)) {
+    // A host that vanishes closes nothing: without an answer to a ping, the connection is lost.
+    arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, kPingEveryMs);
+    arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kPingPatienceMs);
+    arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
+  }
   if (!tls.has_value()) {
     return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
   }

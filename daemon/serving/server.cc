@@ -43,6 +43,7 @@ constexpr unsigned kAdminMode = 0600;
 constexpr int kAdminThreads = 64;
 // Bytes that gRPC takes for a stream whose next message nobody waits for.
 constexpr int kLookaheadBytes = 64 << 10;
+constexpr int kLeastPingMs = 5000;
 
 void SetLimits(grpc::ServerBuilder& builder, std::uint64_t max_message_bytes) {
   builder.SetMaxReceiveMessageSize(static_cast<int>(max_message_bytes));
@@ -52,6 +53,9 @@ void SetLimits(grpc::ServerBuilder& builder, std::uint64_t max_message_bytes) {
   // Otherwise gRPC takes up to 4 MiB for each stream on a fast connection.
   builder.AddChannelArgument(GRPC_ARG_HTTP2_BDP_PROBE, 0);
   builder.AddChannelArgument(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, kLookaheadBytes);
+  // Workers on TCP ask whether the daemon is there. The guard limits pings.
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, kLeastPingMs);
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
   // A compressed message may be a thousand times as large as its bytes on the wire.
   builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_DEFLATE, false);
   builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_GZIP, false);

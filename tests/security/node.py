@@ -1,6 +1,7 @@
 """Attacks on the process and its surroundings: descriptors, log, metrics, files, memory."""
 
 import contextlib
+import ctypes
 import fcntl
 import os
 import re
@@ -10,7 +11,7 @@ import time
 import unittest
 
 from attack import Attack
-from daemon import MIB, until
+from daemon import MIB, free_port, until
 from http2 import PREFACE, Connection, connect
 from worker import Refused, Session, rows
 
@@ -48,6 +49,68 @@ class Descriptors(Attack):
         self.judge("400 TCP connections at a limit of 256",
                    f"served {seconds:.1f} s after they closed" if served else "not served again",
                    "served within 2 s", served and seconds < 2)
+
+
+class OtherHost:
+    """A network namespace whose only way here is a virtual cable: a host that can vanish."""
+
+    HERE, THERE = "198.18.77.1", "198.18.77.2"  # of a range for tests of networks
+
+    def __init__(self):
+        name = f"tessera{os.getpid()}"
+        self.name, self.ours, self.theirs = name, f"{name[-9:]}a", f"{name[-9:]}b"
+        self.run("netns", "add", name)
+        self.run("link", "add", self.ours, "type", "veth", "peer", "name", self.theirs, "netns",
+                 name)
+        self.run("address", "add", f"{self.HERE}/30", "dev", self.ours)
+        self.run("link", "set", self.ours, "up")
+        self.run("-n", name, "address", "add", f"{self.THERE}/30", "dev", self.theirs)
+        self.run("-n", name, "link", "set", self.theirs, "up")
+
+    @staticmethod
+    def run(*words):
+        subprocess.run(["ip", *words], check=True, capture_output=True, timeout=10)
+
+    @contextlib.contextmanager
+    def inside(self):
+        """Sockets that this thread makes are sockets of the other host."""
+        setns = ctypes.CDLL(None, use_errno=True).setns
+        with open("/proc/thread-self/ns/net", "rb") as here, \
+                open(f"/run/netns/{self.name}", "rb") as there:
+            if setns(there.fileno(), 0) != 0:
+                raise OSError(ctypes.get_errno(), "setns")
+            try:
+                yield
+            finally:
+                setns(here.fileno(), 0)
+
+    def vanish(self):
+        self.run("-n", self.name, "link", "set", self.theirs, "down")
+
+    def close(self):
+        self.run("netns", "delete", self.name)
+
+
+class Vanishing(Attack):
+    LIMIT_S = 5
+
+    def test_a_workers_host(self):
+        try:
+            host = self.keep(OtherHost())
+        except (OSError, subprocess.CalledProcessError) as error:
+            self.skipTest(f"a network namespace cannot be made: {error}")
+        address = f"{host.HERE}:{free_port()}"
+        daemon = self.start(listen=[address], tcp_peer_limit_ms=1000 * self.LIMIT_S)
+        with host.inside():
+            self.keep(Session(address))
+        self.assertEqual(daemon.metric("tessera_sessions"), 1)
+        host.vanish()
+        begun = time.monotonic()
+        until(lambda: daemon.metric("tessera_sessions") == 0, 4 * self.LIMIT_S)
+        seconds = time.monotonic() - begun
+        self.judge(f"a worker's host vanishes, --tcp-peer-limit-ms={1000 * self.LIMIT_S}",
+                   f"session ended after {seconds:.0f} s", f"<= {self.LIMIT_S + 2} s",
+                   seconds <= self.LIMIT_S + 2)
 
 
 class Log(Attack):

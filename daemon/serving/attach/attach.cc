@@ -80,29 +80,30 @@ absl::Status CheckPrefixHash(const v1::Hello& hello, std::uint64_t seed) {
 
 // The reactor of one stream. It lives from the start of the call to OnDone. Connections refer to it
 // through `Link`, which OnDone disconnects, so that a push to a finished stream is dropped.
-class Reactor final : public grpc::ServerBidiReactor<v1::AttachRequest, v1::AttachResponse> {
+class Reactor final : public AttachStream {
  public:
   Reactor(const AttachContext& door, grpc::CallbackServerContext* context)
       : door_(door), context_(context), begun_(door.services->clock->Now()) {
     if (door_.ungreeted != nullptr) door_.ungreeted->Add(*context_, begun_);
-    StartRead(&request_);
+    ReadNext();
   }
 
-  void OnReadDone(bool ok) override {
-    if (!ok) {
+  void OnMessage(const absl::Status& arrived) override {
+    if (absl::IsCancelled(arrived)) {
       CountGreeting(absl::StatusCode::kCancelled);
       return Finished(
           context_->IsCancelled() ? metrics::SessionEnd::kLost : metrics::SessionEnd::kClosed,
           absl::OkStatus());
     }
-    if (session_ != nullptr && (request_.has_open_tails() || request_.has_close_tails())) {
+    if (arrived.ok() && session_ != nullptr &&
+        (message().has_open_tails() || message().has_close_tails())) {
       return WorkOnTails();
     }
-    if (session_ != nullptr && request_.has_leave()) {
+    if (arrived.ok() && session_ != nullptr && message().has_leave()) {
       return Finished(metrics::SessionEnd::kClosed, absl::OkStatus());
     }
     v1::AttachResponse welcome;
-    const absl::Status status = Handle(welcome);
+    const absl::Status status = arrived.ok() ? Handle(welcome) : arrived;
     CountGreeting(status.code());
     if (!status.ok() && session_ == nullptr) CountRefusal(status);
     if (absl::IsPermissionDenied(status) && door_.token_delay != nullptr) return Delay(status);
@@ -117,14 +118,14 @@ class Reactor final : public grpc::ServerBidiReactor<v1::AttachRequest, v1::Atta
   }
 
   void OnWriteDone(bool ok) override {
-    if (!ok) return;  // OnReadDone or OnCancel ends the session
+    if (!ok) return;  // OnMessage or OnCancel ends the session
     MutexLock lock(mutex_);
     writes_.pop_front();
     if (finished_) return;
-    if (!writes_.empty()) StartWrite(&writes_.front());
+    if (!writes_.empty()) WriteNext(writes_.front());
     if (!reading_ && writes_.size() < kMaxUnread) {
       reading_ = true;
-      StartRead(&request_);
+      ReadNext();
     }
   }
 
@@ -183,7 +184,7 @@ class Reactor final : public grpc::ServerBidiReactor<v1::AttachRequest, v1::Atta
       return;
     }
     writes_.push_back(std::move(message));
-    if (writes_.size() == 1) StartWrite(&writes_.front());
+    if (writes_.size() == 1) WriteNext(writes_.front());
     if (std::exchange(greeted_, true)) return;
     for (v1::AttachResponse& news : early_) writes_.push_back(std::move(news));
     early_.clear();
@@ -205,7 +206,7 @@ class Reactor final : public grpc::ServerBidiReactor<v1::AttachRequest, v1::Atta
     MutexLock lock(mutex_);
     if (finished_) return false;
     reading_ = cancelled_ || writes_.size() < kMaxUnread;  // a cancelled read ends the session
-    if (reading_) StartRead(&request_);
+    if (reading_) ReadNext();
     return true;
   }
 
@@ -220,8 +221,8 @@ class Reactor final : public grpc::ServerBidiReactor<v1::AttachRequest, v1::Atta
     }
     if (gone) return Finished(metrics::SessionEnd::kLost, absl::OkStatus());
     door_.aside([this] {
-      request_.has_open_tails() ? OpenTails(request_.open_tails())
-                                : CloseTails(request_.close_tails());
+      message().has_open_tails() ? OpenTails(message().open_tails())
+                                 : CloseTails(message().close_tails());
       StopWorking();
     });
   }
@@ -233,7 +234,7 @@ class Reactor final : public grpc::ServerBidiReactor<v1::AttachRequest, v1::Atta
       MutexLock lock(mutex_);
       working_ = false;
       reading_ = !finished_ && (cancelled_ || writes_.size() < kMaxUnread);
-      if (reading_) StartRead(&request_);
+      if (reading_) ReadNext();
       if (!finished_) return;
       why = why_;
     }
@@ -252,7 +253,7 @@ class Reactor final : public grpc::ServerBidiReactor<v1::AttachRequest, v1::Atta
   }
 
   absl::Status Handle(v1::AttachResponse& welcome) {
-    if (request_.has_hello()) return Greet(request_.hello(), welcome);
+    if (message().has_hello()) return Greet(message().hello(), welcome);
     if (session_ == nullptr) {
       return absl::FailedPreconditionError("the first message of Attach must be Hello");
     }
@@ -468,8 +469,7 @@ class Reactor final : public grpc::ServerBidiReactor<v1::AttachRequest, v1::Atta
   const Clock::TimePoint begun_;
   const std::shared_ptr<Link> link_ = std::make_shared<Link>(this);
   std::unique_ptr<grpc::Alarm> refusal_;  // of a wrong token
-  v1::AttachRequest request_;
-  bool greeting_counted_ = false;  // for the reading callbacks
+  bool greeting_counted_ = false;         // for the reading callbacks
   // Set by Greet and used by the reading callbacks only; others use session_id_.
   cache::Tenant* tenant_ = nullptr;
   std::shared_ptr<cache::SessionState> session_;
@@ -488,8 +488,7 @@ class Reactor final : public grpc::ServerBidiReactor<v1::AttachRequest, v1::Atta
 
 }  // namespace
 
-grpc::ServerBidiReactor<v1::AttachRequest, v1::AttachResponse>* NewAttachReactor(
-    const AttachContext& door, grpc::CallbackServerContext* context) {
+AttachReactor* NewAttachReactor(const AttachContext& door, grpc::CallbackServerContext* context) {
   return new Reactor(door, context);
 }
 

@@ -1,17 +1,15 @@
 // The Attach stream: Hello and Welcome, then tail requests. The lease ends with the stream.
 #pragma once
 
-#include <grpcpp/support/server_callback.h>
-
 #include <functional>
 #include <string>
 
 #include "daemon/base/rate_limit.h"
+#include "daemon/serving/attach/attach_stream.h"
 #include "daemon/serving/attach/connections.h"
 #include "daemon/serving/attach/token_delay.h"
 #include "daemon/serving/call/call_deadlines.h"
 #include "daemon/serving/call/services.h"
-#include "tessera/v1/tessera.pb.h"
 
 namespace tessera::serving {
 
@@ -29,7 +27,6 @@ struct AttachContext {
 };
 
 // Creates the reactor of one stream, which deletes itself when the stream is done.
-grpc::ServerBidiReactor<v1::AttachRequest, v1::AttachResponse>* NewAttachReactor(
-    const AttachContext& door, grpc::CallbackServerContext* context);
+AttachReactor* NewAttachReactor(const AttachContext& door, grpc::CallbackServerContext* context);
 
 }  // namespace tessera::serving

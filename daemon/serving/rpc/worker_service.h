@@ -43,7 +43,7 @@ struct Stack<> {
   using Type = v1::Tessera::Service;
 };
 using WorkerServiceBase =
-    Stack<v1::Tessera::WithCallbackMethod_Attach, v1::Tessera::WithRawCallbackMethod_Match,
+    Stack<v1::Tessera::WithRawCallbackMethod_Attach, v1::Tessera::WithRawCallbackMethod_Match,
           v1::Tessera::WithRawCallbackMethod_RegisterModel,
           v1::Tessera::WithRawCallbackMethod_CreateSequence,
           v1::Tessera::WithRawCallbackMethod_Fork, v1::Tessera::WithRawCallbackMethod_Truncate,
@@ -91,8 +91,7 @@ class WorkerService final : public WorkerServiceBase {
         threads_({.most = CallThreadsFor(Tenants()),
                   .most_of_grpc = CallThreads::ThreadsOfGrpc() - 1}) {}
 
-  grpc::ServerBidiReactor<v1::AttachRequest, v1::AttachResponse>* Attach(
-      grpc::CallbackServerContext* context) override {
+  AttachReactor* Attach(grpc::CallbackServerContext* context) override {
     // A gRPC that reads in another way would pass every connection unguarded.
     TESSERA_CHECK(GuardedSockets::OfProcess().bytes_seen() > 0, "this gRPC's reads are guarded");
     return NewAttachReactor(door_, context);

@@ -6,6 +6,7 @@
 #include "daemon/base/check.h"
 #include "daemon/base/strings.h"
 #include "proto/shm/layout.h"
+#include "tests/fuzz/stories/wire_form.h"
 
 namespace tessera::fuzz {
 
@@ -48,9 +49,9 @@ FakeStream::~FakeStream() {
 }
 
 bool FakeStream::Send(const v1::AttachRequest& message) {
-  v1::AttachRequest* const wanted = std::exchange(wanted_, nullptr);
+  grpc::ByteBuffer* const wanted = std::exchange(wanted_, nullptr);
   if (wanted == nullptr || finished_) return false;
-  *wanted = message;
+  *wanted = ToWire(message);
   reactor_->OnReadDone(true);
   Settle();
   return true;
@@ -72,13 +73,13 @@ void FakeStream::Finish(grpc::Status) {
   finished_ = true;
 }
 
-void FakeStream::Write(const v1::AttachResponse* message, grpc::WriteOptions) {
+void FakeStream::Write(const grpc::ByteBuffer* message, grpc::WriteOptions) {
   TESSERA_CHECK(!writing_ && !finished_, "one write at a time, and none after the end");
-  written_.push_back(*message);
+  written_.push_back(FromWire<v1::AttachResponse>(*message));
   writing_ = true;
 }
 
-void FakeStream::WriteAndFinish(const v1::AttachResponse* message, grpc::WriteOptions options,
+void FakeStream::WriteAndFinish(const grpc::ByteBuffer* message, grpc::WriteOptions options,
                                 grpc::Status status) {
   Write(message, options);
   Finish(std::move(status));

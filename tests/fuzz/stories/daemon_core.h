@@ -20,7 +20,7 @@ namespace tessera::fuzz {
 // An Attach stream without a wire: the test supplies what the daemon reads and collects what it
 // writes.
 class FakeStream final
-    : public grpc::ServerCallbackReaderWriter<v1::AttachRequest, v1::AttachResponse> {
+    : public grpc::ServerCallbackReaderWriter<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
   explicit FakeStream(const serving::AttachContext& door);
   ~FakeStream() override;
@@ -36,9 +36,9 @@ class FakeStream final
  private:
   void Finish(grpc::Status status) override;
   void SendInitialMetadata() override {}
-  void Read(v1::AttachRequest* message) override { wanted_ = message; }
-  void Write(const v1::AttachResponse* message, grpc::WriteOptions) override;
-  void WriteAndFinish(const v1::AttachResponse* message, grpc::WriteOptions options,
+  void Read(grpc::ByteBuffer* message) override { wanted_ = message; }
+  void Write(const grpc::ByteBuffer* message, grpc::WriteOptions) override;
+  void WriteAndFinish(const grpc::ByteBuffer* message, grpc::WriteOptions options,
                       grpc::Status status) override;
   grpc::internal::ServerReactor* reactor() override { return reactor_; }
   void CallOnDone() override {}
@@ -46,12 +46,12 @@ class FakeStream final
   void Settle();
 
   grpc::CallbackServerContext context_;
-  v1::AttachRequest* wanted_ = nullptr;
+  grpc::ByteBuffer* wanted_ = nullptr;
   bool writing_ = false;
   bool finished_ = false;
   bool read_ended_ = false;
   std::vector<v1::AttachResponse> written_;
-  grpc::ServerBidiReactor<v1::AttachRequest, v1::AttachResponse>* reactor_ = nullptr;
+  serving::AttachReactor* reactor_ = nullptr;
 };
 
 // A Match call. The daemon may answer it at once, later or never.

@@ -8,6 +8,7 @@
 #include "client/mapped/descriptors.h"
 #include "daemon/base/check.h"
 #include "daemon/base/mutex.h"
+#include "tests/fuzz/stories/wire_form.h"
 
 namespace tessera::fuzz {
 
@@ -20,7 +21,7 @@ absl::Status FromGrpc(const grpc::Status& status) {
 
 // The daemon's end of an Attach stream, with the guarantees of gRPC: callbacks never run under a
 // lock of the wire; reads come one at a time, and so do writes.
-class Wire final : public grpc::ServerCallbackReaderWriter<v1::AttachRequest, v1::AttachResponse> {
+class Wire final : public grpc::ServerCallbackReaderWriter<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
   explicit Wire(const serving::AttachContext& door)
       : reactor_(serving::NewAttachReactor(door, &context_)) {
@@ -40,7 +41,7 @@ class Wire final : public grpc::ServerCallbackReaderWriter<v1::AttachRequest, v1
       MutexLock lock(mutex_);
       while (wanted_ == nullptr && !finished_ && !hung_up_) changed_.Wait(mutex_);
       if (finished_ || hung_up_) return false;
-      *std::exchange(wanted_, nullptr) = message;
+      *std::exchange(wanted_, nullptr) = ToWire(message);
     }
     reactor_->OnReadDone(true);
     TellOfHangUp();
@@ -81,18 +82,18 @@ class Wire final : public grpc::ServerCallbackReaderWriter<v1::AttachRequest, v1
     changed_.NotifyAll();
   }
   void SendInitialMetadata() override {}
-  void Read(v1::AttachRequest* message) override {
+  void Read(grpc::ByteBuffer* message) override {
     MutexLock lock(mutex_);
     wanted_ = message;
     changed_.NotifyAll();
   }
-  void Write(const v1::AttachResponse* message, grpc::WriteOptions) override {
+  void Write(const grpc::ByteBuffer* message, grpc::WriteOptions) override {
     MutexLock lock(mutex_);
     TESSERA_CHECK(!written_.has_value(), "one write at a time");
-    written_ = *message;
+    written_ = FromWire<v1::AttachResponse>(*message);
     changed_.NotifyAll();
   }
-  void WriteAndFinish(const v1::AttachResponse* message, grpc::WriteOptions options,
+  void WriteAndFinish(const grpc::ByteBuffer* message, grpc::WriteOptions options,
                       grpc::Status status) override {
     Write(message, options);
     Finish(std::move(status));
@@ -113,12 +114,12 @@ class Wire final : public grpc::ServerCallbackReaderWriter<v1::AttachRequest, v1
   grpc::CallbackServerContext context_;
   mutable Mutex mutex_;
   CondVar changed_;
-  v1::AttachRequest* wanted_ TESSERA_GUARDED_BY(mutex_) = nullptr;
+  grpc::ByteBuffer* wanted_ TESSERA_GUARDED_BY(mutex_) = nullptr;
   std::optional<v1::AttachResponse> written_ TESSERA_GUARDED_BY(mutex_);
   bool hung_up_ TESSERA_GUARDED_BY(mutex_) = false;
   bool finished_ TESSERA_GUARDED_BY(mutex_) = false;
   grpc::Status status_ TESSERA_GUARDED_BY(mutex_);
-  grpc::ServerBidiReactor<v1::AttachRequest, v1::AttachResponse>* reactor_ = nullptr;
+  serving::AttachReactor* reactor_ = nullptr;
 };
 
 class LocalStream final : public client::AttachStream {
