@@ -61,6 +61,7 @@ CpuFeatures DetectCpuFeatures() {
   features.avx512vl = Bit(ebx, 31);
   features.avx512vbmi = Bit(ecx, 1);
   features.avx512vbmi2 = Bit(ecx, 6);
+  features.avx512vnni = Bit(ecx, 11);
   const std::uint32_t last_subleaf = eax;
   if (last_subleaf >= 1 && __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) != 0) {
     features.avx512bf16 = Bit(eax, 5);
@@ -94,8 +95,9 @@ Support Avx512Support(const CpuFeatures& features) {
 
 Support Avx512Vbmi2Support(const CpuFeatures& features) {
   const Support avx512 = Avx512Support(features);
-  return AllOf(
-      {{avx512.supported, avx512.reason}, {features.avx512vbmi2, "the CPU has no AVX-512 VBMI2"}});
+  return AllOf({{avx512.supported, avx512.reason},
+                {features.avx512vbmi2, "the CPU has no AVX-512 VBMI2"},
+                {features.avx512vnni, "the CPU has no AVX-512 VNNI"}});
 }
 
 Support Avx512Bf16Support(const CpuFeatures& features) {

@@ -16,6 +16,7 @@ struct CpuFeatures {
   bool avx512vl = false;
   bool avx512vbmi = false;
   bool avx512vbmi2 = false;
+  bool avx512vnni = false;
   bool avx512bf16 = false;
   bool os_saves_avx = false;
   bool os_saves_avx512 = false;

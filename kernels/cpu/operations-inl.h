@@ -3,6 +3,7 @@
 
 #include "kernels/cpu/attend/attend_packed-inl.h"
 #include "kernels/cpu/attend/attend_part-inl.h"
+#include "kernels/cpu/attend/attend_planes-inl.h"
 #if defined(__AVX512BF16__)
 #define TESSERA_DOT_ENGINE
 #include "kernels/cpu/attend/dot_engine-inl.h"
@@ -12,6 +13,7 @@
 #include "kernels/cpu/encode/rotate-inl.h"
 #include "kernels/cpu/select/score-inl.h"
 #include "kernels/cpu/select/select-inl.h"
+#include "kernels/cpu/select/signs-inl.h"
 #include "kernels/cpu/tile_jobs-inl.h"
 #include "kernels/format/operations.h"
 
@@ -36,6 +38,10 @@ struct EngineFor {
 #endif
 
 static const char* AttendPartEntry(const AttendPart& part, const PartialRows& partial) {
+  if (part.shape.format == TileFormat::kPlanes) {
+    AttendPlanes(part, partial);
+    return Simd::kName;
+  }
   Scratch scratch;
   const PartContext context = {.part = &part,
                                .partial = &partial,
@@ -70,7 +76,11 @@ static const char* UnrotateEntry(const UnrotateJob& job) {
 }
 
 static const char* ScorePartEntry(const ScorePart& part) {
-  ScorePartSimd(part);
+  if (part.shape.summary == Summary::kSigns) {
+    ScoreSigns(part);
+  } else {
+    ScorePartSimd(part);
+  }
   return Simd::kName;
 }
 

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "kernels/cpu/encode/encode-inl.h"
+#include "kernels/cpu/encode/encode_planes-inl.h"
 #include "kernels/format/part.h"
 
 namespace tessera::kernels {
@@ -103,7 +104,9 @@ static bool EncodeSimd(const EncodeJob& job) {
   __builtin_memset(job.tile, 0, layout.bytes);
   RotateTile(job, job.key, false, scratch, scratch.keys);
   RotateTile(job, job.value, true, scratch, scratch.values);
-  if (packed) {
+  if (job.shape.format == TileFormat::kPlanes) {
+    if (!EncodeQuads(job, scratch)) return false;
+  } else if (packed) {
     bool finite = true;
     WithValues(job.shape, [&]<ValueType kValues, int kGroup>() {
       finite = PackKeysAndValues<kValues, kGroup>(job, scratch);
@@ -124,7 +127,9 @@ static bool EncodeSimd(const EncodeJob& job) {
     StoreWordsOfRow(job.shape, layout, r, job.weights == nullptr ? 1.0f : job.weights[r],
                     job.positions == nullptr ? r : job.positions[r], job.tile);
   }
-  if (job.shape.summary == Summary::kMinMax && packed) {
+  if (job.shape.summary == Summary::kSigns) {
+    StoreSigns(job.shape, layout, scratch.keys, job.rows, job.summaries);
+  } else if (job.shape.summary == Summary::kMinMax && packed) {
     ReadStoredKeys(job.shape, layout, job.tile, job.rows, scratch.raw);
     StoreSummaries(job.shape, layout, job.rows, scratch.keys, scratch.raw, job.summaries);
   } else {
@@ -134,6 +139,7 @@ static bool EncodeSimd(const EncodeJob& job) {
 }
 
 static void DecodeSimd(const DecodeJob& job) {
+  if (job.shape.format == TileFormat::kPlanes) return DecodeQuads(job);
   ReadStored(job.shape, job.layout, job.tile, job.rows, false, job.keys, job.padded_channels);
   ReadStored(job.shape, job.layout, job.tile, job.rows, true, job.values, job.padded_channels);
 }
@@ -142,6 +148,7 @@ static void GatherSimd(const GatherJob& job) {
   const TileLayout& from = job.from_layout;
   const TileLayout& to = job.to_layout;
   __builtin_memset(job.tile, 0, to.bytes);
+  if (job.to.format == TileFormat::kPlanes) GatherQuads(job);
   for (std::uint32_t r = 0; r < job.row_count; ++r) {
     const GatherRow& source = job.rows[r];
     const auto copy = [&](std::uint32_t target, std::uint32_t origin, std::uint32_t bytes) {
@@ -162,6 +169,7 @@ static void GatherSimd(const GatherJob& job) {
     StoreWordsOfRow(job.to, to, r, weight, source.position, job.tile);
   }
   if (job.to.summary == Summary::kNone) return;
+  if (job.to.summary == Summary::kSigns) return GatherSigns(job);
   FloatRows stored;
   ReadStoredKeys(job.to, to, job.tile, job.row_count, stored);
   StoreSummaries(job.to, to, job.row_count, stored, stored, job.summaries);

@@ -79,8 +79,8 @@ void FillSpace(const Call& call, const Space& space) {
     const RowPlace place(batch, item, cell.first_row + r);
     rows[r] = static_cast<const std::byte*>(item.query) + place.index * row_bytes;
   }
-  const bool packed = segment.shape.packed();
-  call.operations->rotate({.rotation = packed ? segment.rotation.key : nullptr,
+  const bool rotated = segment.shape.packed() || segment.shape.summary == Summary::kSigns;
+  call.operations->rotate({.rotation = rotated ? segment.rotation.key : nullptr,
                            .rotation_type = segment.rotation.type,
                            .channels = segment.shape.key.channels,
                            .head_dim = geometry.head_dim,
@@ -88,7 +88,9 @@ void FillSpace(const Call& call, const Space& space) {
                            .row_type = geometry.type,
                            .row_count = cell.rows,
                            .output = call.queries + space.queries,
-                           .padded_channels = PaddedChannels(segment.shape)});
+                           .padded_channels = PaddedChannels(segment.shape),
+                           .mean = segment.rotation.key_mean,
+                           .mean_products = call.queries + space.mean_products});
 }
 
 // The first ParallelFor: spaces, then the facts of selections. These tasks are independent.
@@ -104,8 +106,9 @@ void ListQueryRows(const Call& call, const Cell& cell, const Task& task, const T
   const AttendBatch& batch = *call.batch;
   const AttendItem& item = batch.items[cell.item];
   const std::size_t row_bytes = batch.geometry.head_dim * ElementBytes(batch.geometry.type);
-  const float* rotated =
-      shape.packed() ? call.queries + SpaceOf(cell, call.spaces, task.segment).queries : nullptr;
+  const Space* space =
+      shape.packed() ? &SpaceOf(*item.lane, cell, call.spaces, task.segment) : nullptr;
+  const float* rotated = space != nullptr ? call.queries + space->queries : nullptr;
   for (std::uint32_t r = 0; r < cell.rows; ++r) {
     const RowPlace place(batch, item, cell.first_row + r);
     const PositionRange visible = VisibleFrom(batch, item.first_query_position + place.query);
@@ -114,7 +117,8 @@ void ListQueryRows(const Call& call, const Cell& cell, const Task& task, const T
                                   rotated + std::size_t{r} * PaddedChannels(shape))
                             : static_cast<const std::byte*>(item.query) + place.index * row_bytes,
                .visible_begin = visible.begin,
-               .visible_end = visible.end};
+               .visible_end = visible.end,
+               .mean_product = shape.planes() ? call.queries[space->mean_products + r] : 0.0f};
   }
 }
 

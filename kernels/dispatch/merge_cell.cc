@@ -18,22 +18,54 @@ const SegmentView* PackedSegmentOf(const AttendItem& item, const Task& task) {
   return segment.shape.packed() ? &segment : nullptr;
 }
 
-// Merges the parts of one segment into its first part, row by row.
-void MergeParts(const CellResults& results, std::span<const Task> parts, std::uint32_t channels) {
-  const PartialRows into = results.PartialOf(parts[0]);
+// Calls visit(partial, its segment) for each part that is merged in the space of the first part
+// before that is rotated back: parts of its segment, and of planes that share its book.
+template <class Visit>
+void ForEachPartOfSpace(const CellResults& results, std::span<const Task> tasks, Visit visit) {
+  const LaneView& lane = *results.batch->items[results.cell->item].lane;
+  const std::uint32_t first = tasks[0].segment;
+  for (const Task& task : tasks) {
+    if (task.segment == kTailSegment || task.count == 0) continue;
+    if (task.segment == first || SharesBook(lane.segments[first], lane.segments[task.segment])) {
+      visit(results.PartialOf(task), task.segment);
+    }
+  }
+}
+
+// Whether a task before `index` has merged this one into its space.
+bool IsMergedEarlier(const CellResults& results, std::size_t index) {
+  const LaneView& lane = *results.batch->items[results.cell->item].lane;
+  const SegmentView& own = lane.segments[results.tasks[index].segment];
+  for (const Task& task : results.tasks.first(index)) {
+    if (task.segment != kTailSegment && task.count != 0 &&
+        SharesBook(lane.segments[task.segment], own)) {
+      return true;
+    }
+  }
+  return false;
+}
+
+// Merges the parts of one space into the first, row by row; those of other segments become neutral.
+// `tasks` begins with the first part and extends to the cell's last task.
+void MergeParts(const CellResults& results, std::span<const Task> tasks, std::uint32_t channels) {
+  const PartialRows into = results.PartialOf(tasks[0]);
   for (std::uint32_t r = 0; r < results.cell->rows; ++r) {
     double max = -kInfinity;
-    for (const Task& part : parts) max = std::max<double>(max, results.PartialOf(part).max[r]);
+    ForEachPartOfSpace(results, tasks, [&](const PartialRows& partial, std::uint32_t) {
+      max = std::max<double>(max, partial.max[r]);
+    });
     double sum = 0;
     double output[kMaxMergeHeadDim] = {};
-    for (const Task& part : parts) {
-      const PartialRows partial = results.PartialOf(part);
-      if (partial.sum[r] == 0) continue;  // the neutral element; NaN does not match
+    ForEachPartOfSpace(results, tasks, [&](const PartialRows& partial, std::uint32_t segment) {
+      if (partial.sum[r] == 0) return;  // the neutral element; NaN does not match
       const double weight = Exp2(partial.max[r] - max);
       sum += weight * partial.sum[r];
       const float* row = partial.output + std::size_t{r} * channels;
       for (std::uint32_t c = 0; c < channels; ++c) output[c] += weight * row[c];
-    }
+      if (segment == tasks[0].segment) return;
+      partial.max[r] = static_cast<float>(-kInfinity);
+      partial.sum[r] = 0;
+    });
     into.max[r] = static_cast<float>(max);
     into.sum[r] = static_cast<float>(sum);
     float* row = into.output + std::size_t{r} * channels;
@@ -55,11 +87,13 @@ void RotateBack(const CellResults& results, const SegmentView& segment,
                                 .rows = rotated,
                                 .padded_channels = padded,
                                 .row_count = results.cell->rows,
-                                .output = partial.output});
+                                .output = partial.output,
+                                .mean = segment.rotation.value_mean,
+                                .weights = partial.sum});
 }
 
-// Calls visit(tasks, segment) for each group of tasks that merge as one: all parts of a packed
-// segment, or a single task.
+// Calls visit(index of the first task, segment) for each group of tasks that merge as one: all
+// parts of a packed segment, or a single task.
 template <class Visit>
 void ForEachResult(const CellResults& results, Visit visit) {
   const AttendItem& item = results.batch->items[results.cell->item];
@@ -71,7 +105,7 @@ void ForEachResult(const CellResults& results, Visit visit) {
         ++end;
       }
     }
-    if (results.tasks[i].count != 0) visit(results.tasks.subspan(i, end - i), segment);
+    if (results.tasks[i].count != 0) visit(i, segment);
     i = end;
   }
 }
@@ -84,12 +118,12 @@ void MergeRow(const CellResults& results, std::uint32_t row) {
   const double sink = sinks == nullptr ? -kInfinity : sinks[place.head] * kLog2E;
 
   double max = sink;
-  ForEachResult(results, [&](std::span<const Task> parts, const SegmentView*) {
-    max = std::max<double>(max, results.PartialOf(parts[0]).max[row]);
+  ForEachResult(results, [&](std::size_t first, const SegmentView*) {
+    max = std::max<double>(max, results.PartialOf(results.tasks[first]).max[row]);
   });
   RowMerge merge(max, batch.geometry.head_dim);
-  ForEachResult(results, [&](std::span<const Task> parts, const SegmentView*) {
-    merge.AddPartial(results.PartialOf(parts[0]), row);
+  ForEachResult(results, [&](std::size_t first, const SegmentView*) {
+    merge.AddPartial(results.PartialOf(results.tasks[first]), row);
   });
   merge.AddSink(sink);
 
@@ -102,10 +136,11 @@ void MergeRow(const CellResults& results, std::uint32_t row) {
 }  // namespace
 
 void MergeCell(const CellResults& results) {
-  ForEachResult(results, [&](std::span<const Task> parts, const SegmentView* segment) {
+  ForEachResult(results, [&](std::size_t first, const SegmentView* segment) {
     if (segment == nullptr) return;
-    if (parts.size() > 1) MergeParts(results, parts, PaddedChannels(segment->shape));
-    RotateBack(results, *segment, results.PartialOf(parts[0]));
+    if (segment->shape.planes() && IsMergedEarlier(results, first)) return;
+    MergeParts(results, results.tasks.subspan(first), PaddedChannels(segment->shape));
+    RotateBack(results, *segment, results.PartialOf(results.tasks[first]));
   });
   for (std::uint32_t r = 0; r < results.cell->rows; ++r) MergeRow(results, r);
 }

@@ -37,8 +37,9 @@ struct CellResults {
   }
 };
 
-// Merges the parts of each packed segment in the segment's space and rotates the sum back once.
-// Then merges everything in lane order, the sink last. Overwrites the partial results.
+// Merges the parts of each packed segment in the segment's space, and of all segments of planes
+// that share a book, and rotates the sum back once. Then merges everything in lane order, the sink
+// last. Overwrites the partial results.
 void MergeCell(const CellResults& results);
 
 }  // namespace tessera::kernels

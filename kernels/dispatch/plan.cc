@@ -87,15 +87,24 @@ void ForEachCell(const AttendBatch& batch, Visit visit) {
   }
 }
 
-// Calls add(segment index) for each segment that needs a space.
+// Calls add(segment index) for each segment that needs a space of its own.
 template <class Add>
 void ForEachSpace(const AttendItem& item, const PositionRange& visible, Add add) {
   const LaneView& lane = *item.lane;
+  const SegmentView* book = nullptr;  // of the latest space of planes
   for (std::uint32_t s = 0; s < lane.segment_count; ++s) {
     const SegmentView& segment = lane.segments[s];
     if (!visible.Meets(segment.first_position, segment.positions())) continue;
-    if (NeedsSpace(item, segment)) add(s);
+    if (!NeedsSpace(item, segment)) continue;
+    if (book != nullptr && SharesBook(*book, segment)) continue;
+    if (segment.shape.planes()) book = &segment;
+    add(s);
   }
+}
+
+std::uint64_t SpaceFloats(const SegmentView& segment, std::uint32_t rows) {
+  const std::uint32_t mean_products = segment.rotation.key_mean != nullptr ? kMaxPartRows : 0;
+  return mean_products + std::uint64_t{rows} * PaddedChannels(segment.shape);
 }
 
 // An upper bound of the number of tasks of one cell.
@@ -165,7 +174,7 @@ bool IsValidSegment(const AttendBatch& batch, const SegmentView& segment) {
   const TileShape& shape = segment.shape;
   if (UnsupportedReason(shape) != nullptr || shape.head_dim != batch.geometry.head_dim)
     return false;
-  if (!shape.packed()) return shape.format == DenseFormat(batch.geometry.type);
+  if (!shape.packed() && shape.format != DenseFormat(batch.geometry.type)) return false;
   return HasRequiredRotations(shape, segment.rotation);
 }
 
@@ -184,10 +193,22 @@ bool IsValidItem(const AttendBatch& batch, const AttendItem& item) {
          tail.end - tail.begin <= std::uint64_t{tail.ring_tiles} * kTileEntries;
 }
 
-const Space& SpaceOf(const Cell& cell, std::span<const Space> spaces, std::uint32_t segment) {
+bool SharesBook(const SegmentView& a, const SegmentView& b) {
+  return a.shape.planes() && b.shape.planes() && a.rotation == b.rotation &&
+         a.shape.key_planes.planes() == b.shape.key_planes.planes();
+}
+
+const Space& SpaceOf(const LaneView& lane, const Cell& cell, std::span<const Space> spaces,
+                     std::uint32_t segment) {
   const std::span<const Space> own = spaces.subspan(cell.first_space, cell.spaces);
-  return *std::lower_bound(own.begin(), own.end(), segment,
-                           [](const Space& a, std::uint32_t b) { return a.segment < b; });
+  // The segment's own space, or the latest one of planes before it.
+  auto at = std::upper_bound(own.begin(), own.end(), segment,
+                             [](std::uint32_t a, const Space& b) { return a < b.segment; });
+  const SegmentView& wanted = lane.segments[segment];
+  do {
+    --at;
+  } while (at->segment != segment && !SharesBook(lane.segments[at->segment], wanted));
+  return *at;
 }
 
 std::uint32_t BlocksOf(const SegmentView& segment) {
@@ -249,7 +270,7 @@ PlanSize MeasurePlan(const AttendBatch& batch) {
     if (sound) {
       ForEachSpace(item, visible, [&](std::uint32_t s) {
         ++size.spaces;
-        size.query_floats += std::uint64_t{rows} * PaddedChannels(item.lane->segments[s].shape);
+        size.query_floats += SpaceFloats(item.lane->segments[s], rows);
       });
     }
     const std::uint64_t tasks = sound ? MostTasks(item, visible) : 1;
@@ -273,8 +294,14 @@ void WriteCells(const AttendBatch& batch, std::span<Cell> cells, std::span<Space
     cell.faulted.store(!sound, std::memory_order_relaxed);
     if (sound) {
       ForEachSpace(item, VisibleFromRows(batch, item, first, rows), [&](std::uint32_t s) {
-        spaces[next_space++] = {.cell = next_cell, .segment = s, .queries = queries};
-        queries += std::uint64_t{rows} * PaddedChannels(item.lane->segments[s].shape);
+        const SegmentView& segment = item.lane->segments[s];
+        const std::uint64_t floats = SpaceFloats(segment, rows);
+        spaces[next_space++] = {
+            .cell = next_cell,
+            .segment = s,
+            .queries = queries + floats - std::uint64_t{rows} * PaddedChannels(segment.shape),
+            .mean_products = queries};
+        queries += floats;
       });
     }
     cell.spaces = next_space - cell.first_space;

@@ -51,11 +51,14 @@ struct Cell {
   std::atomic<bool> faulted{false};         // if set, nothing of the cell is written
 };
 
-// A cell's queries in the form a segment needs: [rows][padded channels] in fp32.
+// A cell's queries in the form a segment needs: kMaxPartRows products with the mean if the segment
+// has a book, then [rows][padded channels] in fp32. Segments of planes that share a book share the
+// space of the first one.
 struct Space {
   std::uint32_t cell = 0;
   std::uint32_t segment = 0;
-  std::uint64_t queries = 0;  // offset in floats
+  std::uint64_t queries = 0;        // offset in floats
+  std::uint64_t mean_products = 0;  // likewise
 };
 
 struct Task {
@@ -92,8 +95,12 @@ std::uint32_t WriteTasks(const AttendBatch& batch, std::span<const SelectedBlock
 // read.
 bool IsValidItem(const AttendBatch& batch, const AttendItem& item);
 
-// The space of a cell for a segment that needs one.
-const Space& SpaceOf(const Cell& cell, std::span<const Space> spaces, std::uint32_t segment);
+// The space of a cell for a segment of `lane` that needs one.
+const Space& SpaceOf(const LaneView& lane, const Cell& cell, std::span<const Space> spaces,
+                     std::uint32_t segment);
+
+// Whether two segments are planes with the same book.
+bool SharesBook(const SegmentView& a, const SegmentView& b);
 
 // The blocks of a segment, the last one possibly partial; 0 without summaries.
 std::uint32_t BlocksOf(const SegmentView& segment);

@@ -177,7 +177,7 @@ void ScoreBlocks(void* context, std::uint32_t index) {
   call.operations->score_part(
       {.runs = runs,
        .run_count = task.tiles,
-       .rows = call.queries + SpaceOf(cell, call.spaces, task.segment).queries,
+       .rows = call.queries + SpaceOf(*item.lane, cell, call.spaces, task.segment).queries,
        .row_count = cell.rows,
        .shape = segment.shape,
        .layout = layout,

@@ -25,11 +25,12 @@ enum class TileFormat : std::uint8_t {
   kPackedFp16 = 5,
   kPackedInt8 = 6,
   kPackedFp8 = 7,
+  kPlanes = 8,  // see planes.h
 };
 
 constexpr TileFormat DenseFormat(ElementType type) { return static_cast<TileFormat>(type); }
 
-constexpr bool IsTileFormat(std::uint8_t value) { return value >= 1 && value <= 7; }
+constexpr bool IsTileFormat(std::uint8_t value) { return value >= 1 && value <= 8; }
 
 inline constexpr std::uint32_t kHeadDims[] = {64, 128, 256};
 

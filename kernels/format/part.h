@@ -30,10 +30,14 @@ struct RowRun {
 // One query head of one query token, and the positions visible to it. Over dense tiles `query` is
 // head_dim elements of the model's type. Over packed tiles it is R_k q in fp32, zero-padded to
 // padded_channels.
+//
+// Over planes, every implementation rounds R_k q to the same int8 codes: per plane
+// scale = max |q'| / 127 (1 if that is 0) and code = round(q' / scale), ties to even, in fp32.
 struct QueryRow {
   const std::byte* query;
   std::uint64_t visible_begin;
   std::uint64_t visible_end;  // exclusive
+  float mean_product = 0;     // q . mu_k, added to each dot product over planes
 };
 
 // How upcoming tiles are prefetched. CPU families want opposite settings: see
@@ -81,6 +85,9 @@ struct RotateJob {
   std::uint32_t row_count;  // 1 .. kMaxPartRows
   float* output;            // [row_count][padded_channels]; zeros from `channels` on
   std::uint32_t padded_channels;
+  // If set: mean_products[r] = x . mean.
+  const std::byte* mean = nullptr;  // bf16 [head_dim]
+  float* mean_products = nullptr;   // [row_count]
 };
 
 // x = R^T y for each row y. Rotates outputs back.
@@ -93,6 +100,9 @@ struct UnrotateJob {
   std::uint32_t padded_channels;
   std::uint32_t row_count;  // 1 .. kMaxPartRows
   float* output;            // [row_count][head_dim]
+  // If set: x = R^T y + (weights[r] or 1) mean.
+  const std::byte* mean = nullptr;  // bf16 [head_dim]
+  const float* weights = nullptr;   // [row_count]
 };
 
 // The first `blocks` blocks of a tile, to be scored. The last one has `last_entries` entries.
@@ -105,6 +115,10 @@ struct BlockRun {
 
 // score[r][i] = scale * (bound on, or estimate of, q.k over block i) + max ln weight, for the
 // blocks of all runs in order. `rows` are outputs of RotateJob, also over dense tiles.
+//
+// Over signs, score[r][i] = max over the block's entries of norm * (codes . signs) / |codes|, where
+// `codes` are the first head_dim / 2 channels of the row rounded to int8 as for attention over
+// planes (1 instead of |codes| if that is 0), and signs are +1 or -1.
 struct ScorePart {
   const BlockRun* runs;
   std::uint32_t run_count;
@@ -139,8 +153,8 @@ struct SelectJob {
   std::uint8_t* taken;  // [block_count]: 1 or 0
 };
 
-// Encodes entries into a packed tile, or a dense one with summaries: rotate, select channels,
-// quantize. `key` and `value` rows have head_dim elements of `type`.
+// Encodes entries into a packed tile, planes, or a dense tile with summaries: rotate, select
+// channels, quantize. `key` and `value` rows have head_dim elements of `type`.
 struct EncodeJob {
   const std::byte* key;
   const std::byte* value;
@@ -154,21 +168,29 @@ struct EncodeJob {
   const std::byte* prepared;  // output of `prepare_encode`
   std::byte* tile;            // layout.bytes; every byte is written
   std::byte* summaries;       // layout.summary_bytes; likewise
+  // Planes only: `encode` refuses a row whose squared error exceeds both the limit of its side and
+  // kRefusedShare of |z|^2.
+  float key_error_limit = __builtin_inff();
+  float value_error_limit = __builtin_inff();
 };
+inline constexpr float kRefusedShare = 0.05f;
 
 // A row of a tile, copied unchanged.
 struct GatherRow {
   const std::byte* tile;
   std::uint32_t row;
-  std::uint32_t position;  // position word in the new tile, if it has positions
+  std::uint32_t position;                // position word in the new tile, if it has positions
+  const std::byte* summaries = nullptr;  // of `tile`, if the new tile has signs
 };
 
 // Builds a tile from rows of others without re-encoding them. Summaries are computed from the
-// stored rows.
+// stored rows, except signs, which are copied from the sources' index.
 struct GatherJob {
   const GatherRow* rows;
   std::uint32_t row_count;  // 1 .. 32
-  TileShape from;           // shape of the sources: `to`, except for weights and positions
+  // The shape of the sources: `to`, except for weights and positions, and for planes that `to`
+  // keeps without crumbs (4 bits of 6). If `to` has signs, so has `from`.
+  TileShape from;
   TileLayout from_layout;
   TileShape to;
   TileLayout to_layout;
@@ -177,6 +199,7 @@ struct GatherJob {
 };
 
 // Reads rows of a tile as fp32, in the space they are stored in, with dropped channels set to 0.
+// UnrotateJob turns them back; over planes it adds the mean.
 struct DecodeJob {
   const std::byte* tile;
   TileShape shape;

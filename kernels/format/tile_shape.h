@@ -4,12 +4,14 @@
 //
 //   dense    K data | V data | weights | positions
 //   packed   K bits | K scales | K data | V bits | V scales | V data | weights | positions
+//   planes   8 quads (planes.h) | weights | positions
 //
 // The summaries of a tile's blocks are stored outside the tile, next to those of neighbouring
 // tiles, because selection reads all summaries but few rows:
 //
 //   dense    block data
 //   packed   block bits | block scales | block data
+//   signs    sign bits | norms (planes.h), beside tiles of any format
 //
 // Scales exist for int8 and fp8 only, bits only if rows of that side drop channels, and summaries,
 // weights and positions only if the shape has them.
@@ -19,6 +21,7 @@
 #include <cstdint>
 
 #include "kernels/format/dense_tile.h"
+#include "kernels/format/planes.h"
 #include "kernels/format/value_type.h"
 
 namespace tessera::kernels {
@@ -33,6 +36,7 @@ enum class Summary : std::uint8_t {
   kNone = 0,
   kMean = 1,    // the mean key, encoded like the tile's keys
   kMinMax = 2,  // per channel the least and greatest key: [all minima | all maxima]
+  kSigns = 3,   // per key the signs of half of its rotated channels, and a norm; block is a quad
 };
 
 inline constexpr std::uint32_t kMinBlock = 4;
@@ -40,15 +44,16 @@ inline constexpr std::uint32_t kMinBlock = 4;
 inline constexpr std::uint32_t kSummaryAlignment = 4;
 inline constexpr std::uint32_t kMaxTileBlocks = kTileEntries / kMinBlock;
 
-constexpr bool IsSummary(std::uint8_t value) { return value <= 2; }
+constexpr bool IsSummary(std::uint8_t value) { return value <= 3; }
 constexpr bool IsBlock(std::uint32_t block) { return block == 4 || block == 8 || block == 16; }
 constexpr bool IsGroup(std::uint32_t group) { return group == 1 || group == 2 || group == 4; }
 
+// Rows are stored in a rotated space: packed or in planes.
 constexpr bool IsPacked(TileFormat format) { return format >= TileFormat::kPackedBf16; }
 constexpr TileFormat PackedFormat(ValueType type) {
   return static_cast<TileFormat>(static_cast<std::uint8_t>(type) + 3);
 }
-// Packed formats only.
+// Packed formats except planes.
 constexpr ValueType ValuesOf(TileFormat format) {
   return static_cast<ValueType>(static_cast<std::uint8_t>(format) - 3);
 }
@@ -67,7 +72,7 @@ struct RowShape {
 struct TileShape {
   TileFormat format = TileFormat::kDenseBf16;
   std::uint16_t head_dim = 128;
-  // `key`, `value` and `group` describe packed rows; dense shapes use DenseShape's values.
+  // `key`, `value` and `group` describe packed rows; dense and planes shapes keep every channel.
   RowShape key;  // also of mean keys
   RowShape value;
   std::uint8_t group = 1;  // adjacent channels kept or dropped together
@@ -75,8 +80,12 @@ struct TileShape {
   std::uint8_t block = 0;  // entries per block; 0 without summaries
   bool weights = false;    // fp32 per entry: the number of tokens it stands for
   bool positions = false;  // u32 per entry, relative to the segment's first position
+  // kPlanes only.
+  PlaneWidths key_planes;
+  PlaneWidths value_planes;
 
   constexpr bool packed() const { return IsPacked(format); }
+  constexpr bool planes() const { return format == TileFormat::kPlanes; }
   // Blocks of a full tile.
   constexpr std::uint32_t blocks() const { return block == 0 ? 0 : kTileEntries / block; }
   bool operator==(const TileShape&) const = default;
@@ -86,6 +95,54 @@ constexpr TileShape DenseShape(std::uint32_t head_dim, ElementType type) {
   const auto dim = static_cast<std::uint16_t>(head_dim);
   return {.format = DenseFormat(type), .head_dim = dim, .key = {dim, dim}, .value = {dim, dim}};
 }
+
+constexpr TileShape PlanesShape(std::uint32_t head_dim, PlaneWidths key, PlaneWidths value) {
+  const auto dim = static_cast<std::uint16_t>(head_dim);
+  return {.format = TileFormat::kPlanes,
+          .head_dim = dim,
+          .key = {dim, dim},
+          .value = {dim, dim},
+          .key_planes = key,
+          .value_planes = value};
+}
+
+// The shape with an index of signs.
+constexpr TileShape WithSigns(TileShape shape) {
+  shape.summary = Summary::kSigns;
+  shape.block = kQuadRows;
+  return shape;
+}
+
+namespace internal {
+constexpr const char* UnsupportedPlanesReason(const TileShape& shape) {
+  if (!shape.planes()) {
+    return shape.key_planes.planes() + shape.value_planes.planes() == 0
+               ? nullptr
+               : "only the planes format has planes";
+  }
+  if (const char* reason = UnsupportedReason(shape.key_planes)) return reason;
+  if (const char* reason = UnsupportedReason(shape.value_planes)) return reason;
+  if (shape.group != 1) return "planes have groups of one channel";
+  const RowShape sides[] = {shape.key, shape.value};
+  for (const RowShape& row : sides) {
+    if (row.channels != shape.head_dim || row.kept != shape.head_dim) {
+      return "planes keep every channel";
+    }
+  }
+  if (shape.summary != Summary::kNone && shape.summary != Summary::kSigns) {
+    return "planes have no block summaries other than signs";
+  }
+  return nullptr;
+}
+
+constexpr const char* UnsupportedSignsReason(const TileShape& shape) {
+  if (shape.summary != Summary::kSigns) return nullptr;
+  if (shape.block != kQuadRows) return "a block of the sign index is not four entries";
+  if (shape.packed() && !shape.planes()) return "packed tiles have no sign index";
+  if (shape.planes() && shape.key_planes.planes() != 2) return "signs need keys of two planes";
+  return nullptr;
+}
+}  // namespace internal
 
 // Null if kernels support tiles of this shape, otherwise the reason. Checks shapes that come from
 // mapped memory or a request.
@@ -106,13 +163,14 @@ constexpr const char* UnsupportedReason(const TileShape& shape) {
     return "block size without summary, or summary without block size";
   }
   if (shape.block != 0 && !IsBlock(shape.block)) return "block is not 4, 8 or 16";
-  return nullptr;
+  if (const char* reason = internal::UnsupportedPlanesReason(shape)) return reason;
+  return internal::UnsupportedSignsReason(shape);
 }
 
 // `encode` rejects rotated elements whose magnitude, as bits, is at least this. For dense rows only
 // values that are not finite are rejected.
 constexpr std::uint32_t UnstorableBits(const TileShape& shape) {
-  return shape.packed() ? UnstorableBits(ValuesOf(shape.format)) : 0x7f800000u;
+  return shape.packed() && !shape.planes() ? UnstorableBits(ValuesOf(shape.format)) : 0x7f800000u;
 }
 
 // The element type of min/max summaries: that of dense rows, or bf16 rounded outward for packed
@@ -150,10 +208,13 @@ struct TileLayout {
   RowBytes key_row;
   RowBytes value_row;
   RowBytes block_row;
+
+  QuadLayout quad;  // planes only; `quad.bytes` is 0 in other formats
 };
 
 // For K or V rows.
 constexpr RowBytes RowBytesOf(const TileShape& shape, const RowShape& row) {
+  if (shape.planes()) return {};  // rows are interleaved
   if (!shape.packed()) {
     return {.bits = 0,
             .scale = 0,
@@ -173,6 +234,8 @@ constexpr RowBytes BlockRowBytesOf(const TileShape& shape) {
       break;
     case Summary::kMean:
       return RowBytesOf(shape, shape.key);
+    case Summary::kSigns:
+      return {.bits = kQuadRows * SignBytes(shape.head_dim), .scale = 0, .data = kQuadRows};
     case Summary::kMinMax:
       return {.bits = 0,
               .scale = 0,
@@ -199,6 +262,10 @@ constexpr TileLayout LayoutOf(const TileShape& shape) {
   layout.value_bits = place(kTileEntries, layout.value_row.bits);
   layout.value_scales = place(kTileEntries, layout.value_row.scale);
   layout.value_data = place(kTileEntries, layout.value_row.data);
+  if (shape.planes()) {
+    layout.quad = QuadLayoutOf(shape.head_dim, shape.key_planes, shape.value_planes);
+    place(kTileQuads, layout.quad.bytes);
+  }
   layout.weights = place(shape.weights ? kTileEntries : 0, sizeof(float));
   layout.positions = place(shape.positions ? kTileEntries : 0, sizeof(std::uint32_t));
   layout.bytes = at;
@@ -243,6 +310,24 @@ constexpr std::uint64_t RotationBytes(const TileShape& shape, ElementType type) 
   return RotationBytes(shape, shape.key, type) + RotationBytes(shape, shape.value, type);
 }
 
+// A book as it is stored, the rotations and means of planes: R_k, R_v, mu_k, mu_v, all bf16.
+struct BookLayout {
+  std::uint64_t key_rotation;
+  std::uint64_t value_rotation;
+  std::uint64_t key_mean;
+  std::uint64_t value_mean;
+  std::uint64_t bytes;
+};
+constexpr BookLayout BookLayoutOf(std::uint32_t head_dim) {
+  const std::uint64_t row = std::uint64_t{head_dim} * ElementBytes(ElementType::kBf16);
+  const std::uint64_t matrix = row * head_dim;
+  return {.key_rotation = 0,
+          .value_rotation = matrix,
+          .key_mean = 2 * matrix,
+          .value_mean = 2 * matrix + row,
+          .bytes = 2 * matrix + 2 * row};
+}
+
 namespace internal {
 constexpr TileShape Example(TileFormat format, RowShape key, RowShape value, std::uint8_t group) {
   return {.format = format, .key = key, .value = value, .group = group};
@@ -259,6 +344,9 @@ static_assert(LayoutOf(internal::Quarter(TileFormat::kPackedInt8, 1)).bytes == 3
 // 77 channels of every key, all channels of every value: no bitmaps.
 static_assert(LayoutOf(internal::Example(TileFormat::kPackedBf16, {77, 77}, {128, 128}, 1)).bytes ==
               32 * 410);
+// 152 bytes per token, 9 more with signs.
+static_assert(LayoutOf(PlanesShape(128, {6, 4}, {4})).bytes == 32 * 152);
+static_assert(LayoutOf(WithSigns(PlanesShape(128, {6, 4}, {4}))).summary_bytes == 32 * 9);
 static_assert(LayoutOf(DenseShape(128, ElementType::kBf16)).value_data ==
               DenseTile{128, ElementType::kBf16}.value_offset(0));
 

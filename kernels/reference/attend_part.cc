@@ -6,6 +6,7 @@
 
 #include "kernels/format/tile_shape.h"
 #include "kernels/reference/packed.h"
+#include "kernels/reference/planes.h"
 #include "kernels/reference/scalar.h"
 #include "kernels/reference/tile_row.h"
 
@@ -21,8 +22,15 @@ struct RowState {
   double output[kMaxChannels] = {};
 };
 
-// Reads a query row as doubles: the model's element type over dense tiles, fp32 over packed ones.
+// Reads a query row as doubles: the model's element type over dense tiles, fp32 over packed ones,
+// rounded to codes over planes.
 void ReadQuery(const AttendPart& part, const QueryRow& row, double* query) {
+  if (part.shape.planes()) {
+    const std::uint32_t planes = part.shape.key_planes.planes();
+    RoundQueryToCodes(reinterpret_cast<const float*>(row.query), planes,
+                      part.shape.head_dim / planes, query);
+    return;
+  }
   const ElementType type = part.shape.packed() ? ElementType::kFp32 : ElementsOf(part.shape.format);
   for (std::uint32_t c = 0; c < part.shape.key.channels; ++c) {
     query[c] = ElementAt(row.query, c, type);
@@ -30,8 +38,9 @@ void ReadQuery(const AttendPart& part, const QueryRow& row, double* query) {
 }
 
 // The logit in log2 units, so that weights are powers of two. Saturates like the fp32 kernels.
-double Logit(const AttendPart& part, const double* query, const double* key, double weight) {
-  double logit = 0;
+double Logit(const AttendPart& part, const double* query, double mean_product, const double* key,
+             double weight) {
+  double logit = mean_product;
   for (std::uint32_t c = 0; c < part.shape.key.channels; ++c) logit += query[c] * key[c];
   logit *= part.scale;
   if (part.logit_softcap != 0) {
@@ -69,10 +78,10 @@ void AttendRow(const AttendPart& part, const QueryRow& row, RowState& state) {
           part.shape.positions ? PositionOf(part.shape, part.layout, run.tile, run.position, r)
                                : run.position + j;
       if (position < row.visible_begin || position >= row.visible_end) continue;
-      ReadRow(KeyRow(part.shape, part.layout, run.tile, r), key);
-      ReadRow(ValueRow(part.shape, part.layout, run.tile, r), value);
+      ReadKey(part.shape, part.layout, run.tile, r, key);
+      ReadValue(part.shape, part.layout, run.tile, r, value);
       const double weight = WeightOf(part.shape, part.layout, run.tile, r);
-      AddEntry(part, Logit(part, query, key, weight), value, state);
+      AddEntry(part, Logit(part, query, row.mean_product, key, weight), value, state);
     }
   }
 }

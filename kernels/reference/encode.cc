@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "kernels/reference/packed.h"
+#include "kernels/reference/planes.h"
 #include "kernels/reference/scalar.h"
 #include "kernels/reference/tile_row.h"
 
@@ -19,6 +20,7 @@ struct RotatedRows {
 struct Rotation {
   const std::byte* matrix;  // null: identity
   ElementType type;
+  const std::byte* mean;  // bf16; null: zeros
 };
 
 // The reference's `prepared` buffer: the rotations unchanged.
@@ -29,13 +31,21 @@ struct Prepared {
 void Rotate(const EncodeJob& job, const std::byte* rows, const RowShape& side,
             const Rotation& rotation, RotatedRows& rotated) {
   const std::byte* pointers[kTileEntries];
+  RotatedRows centred;
   for (std::uint32_t r = 0; r < job.rows; ++r) pointers[r] = rows + r * job.stride;
+  for (std::uint32_t r = 0; rotation.mean != nullptr && r < job.rows; ++r) {
+    for (std::uint32_t d = 0; d < job.shape.head_dim; ++d) {
+      centred.rows[r][d] = static_cast<float>(ElementAt(pointers[r], d, job.type)) -
+                           static_cast<float>(ElementAt(rotation.mean, d, ElementType::kBf16));
+    }
+    pointers[r] = reinterpret_cast<const std::byte*>(centred.rows[r]);
+  }
   RotateReference({.rotation = rotation.matrix,
                    .rotation_type = rotation.type,
                    .channels = side.channels,
                    .head_dim = job.shape.head_dim,
                    .rows = pointers,
-                   .row_type = job.type,
+                   .row_type = rotation.mean != nullptr ? ElementType::kFp32 : job.type,
                    .row_count = job.rows,
                    .output = rotated.rows[0],
                    .padded_channels = kMaxChannels});
@@ -200,7 +210,11 @@ void StoreSummaries(const TileShape& shape, const TileLayout& layout, std::uint3
   std::memset(summaries, 0, layout.summary_bytes);
   for (std::uint32_t b = 0; b < shape.blocks() && b * shape.block < rows; ++b) {
     const std::uint32_t entries = std::min<std::uint32_t>(shape.block, rows - b * shape.block);
-    if (shape.summary == Summary::kMean) {
+    if (shape.summary == Summary::kSigns) {
+      for (std::uint32_t e = 0; e < entries; ++e) {
+        WriteSigns(shape, layout, keys.rows[b * shape.block + e], summaries, b * shape.block + e);
+      }
+    } else if (shape.summary == Summary::kMean) {
       StoreMean(shape, layout, b, entries, keys, summaries);
     } else {
       StoreMinMax(shape, layout, b, entries, tile, summaries);
@@ -234,12 +248,47 @@ void PackRows(const EncodeJob& job, const RotatedRows& keys, const RotatedRows& 
   }
 }
 
+bool WritePlanes(const EncodeJob& job, const RotatedRows& keys, const RotatedRows& values) {
+  const SidePlanes key = KeyPlanes(job.shape, job.layout);
+  const SidePlanes value = ValuePlanes(job.shape, job.layout);
+  for (std::uint32_t r = 0; r < job.rows; ++r) {
+    if (!WritePlanesRow(key, keys.rows[r], job.key_error_limit, job.tile, r) ||
+        !WritePlanesRow(value, values.rows[r], job.value_error_limit, job.tile, r)) {
+      return false;
+    }
+  }
+  return true;
+}
+
 void CopyDenseRows(const EncodeJob& job) {
   for (std::uint32_t r = 0; r < job.rows; ++r) {
     const std::uint32_t bytes = job.layout.key_row.data;  // value rows have the same size
     std::memcpy(job.tile + job.layout.key_data + r * bytes, job.key + r * job.stride, bytes);
     std::memcpy(job.tile + job.layout.value_data + r * bytes, job.value + r * job.stride, bytes);
   }
+}
+
+// Copies the stored row `source` to row `r` of the new tile.
+void CopyStoredRow(const GatherJob& job, const GatherRow& source, std::uint32_t r) {
+  const TileLayout& from = job.from_layout;
+  const TileLayout& to = job.to_layout;
+  if (job.to.planes()) {
+    CopyPlanesRow(KeyPlanes(job.from, from), source.tile, source.row, KeyPlanes(job.to, to),
+                  job.tile, r);
+    CopyPlanesRow(ValuePlanes(job.from, from), source.tile, source.row, ValuePlanes(job.to, to),
+                  job.tile, r);
+    return;
+  }
+  const auto copy = [&](std::uint32_t target, std::uint32_t origin, std::uint32_t row_bytes) {
+    std::memcpy(job.tile + target + r * row_bytes, source.tile + origin + source.row * row_bytes,
+                row_bytes);
+  };
+  copy(to.key_bits, from.key_bits, to.key_row.bits);
+  copy(to.key_scales, from.key_scales, to.key_row.scale);
+  copy(to.key_data, from.key_data, to.key_row.data);
+  copy(to.value_bits, from.value_bits, to.value_row.bits);
+  copy(to.value_scales, from.value_scales, to.value_row.scale);
+  copy(to.value_data, from.value_data, to.value_row.data);
 }
 
 }  // namespace
@@ -257,15 +306,20 @@ bool EncodeReference(const EncodeJob& job) {
   RotatedRows keys;
   RotatedRows values;
   Prepared prepared;
-  if (job.shape.packed()) std::memcpy(&prepared, job.prepared, sizeof(prepared));
+  const bool signs = job.shape.summary == Summary::kSigns;
+  if (job.shape.packed() || signs) std::memcpy(&prepared, job.prepared, sizeof(prepared));
   const RotationView& rotation = prepared.rotation;
-  Rotate(job, job.key, job.shape.key, {rotation.key, rotation.type}, keys);
-  Rotate(job, job.value, job.shape.value, {rotation.value, rotation.type}, values);
+  Rotate(job, job.key, job.shape.key, {rotation.key, rotation.type, rotation.key_mean}, keys);
+  Rotate(job, job.value, job.shape.value,
+         {job.shape.packed() ? rotation.value : nullptr, rotation.type, rotation.value_mean},
+         values);
   if (!AllStorable(job.shape, job.shape.key, keys, job.rows) ||
       !AllStorable(job.shape, job.shape.value, values, job.rows)) {
     return false;
   }
-  if (job.shape.packed()) {
+  if (job.shape.planes()) {
+    if (!WritePlanes(job, keys, values)) return false;
+  } else if (job.shape.packed()) {
     PackRows(job, keys, values);
   } else {
     CopyDenseRows(job);
@@ -277,36 +331,30 @@ bool EncodeReference(const EncodeJob& job) {
 
 const char* DecodeReference(const DecodeJob& job) {
   double row[kMaxChannels];
-  const auto copy = [&](const StoredRow& from, float* to) {
+  const auto copy = [&](std::uint32_t channels, float* to) {
     std::fill_n(to, job.padded_channels, 0.0f);
-    ReadRow(from, row);
-    std::copy_n(row, from.channels, to);
+    std::copy_n(row, channels, to);
   };
   for (std::uint32_t r = 0; r < job.rows; ++r) {
     const std::size_t at = std::size_t{r} * job.padded_channels;
-    copy(KeyRow(job.shape, job.layout, job.tile, r), job.keys + at);
-    copy(ValueRow(job.shape, job.layout, job.tile, r), job.values + at);
+    ReadKey(job.shape, job.layout, job.tile, r, row);
+    copy(job.shape.key.channels, job.keys + at);
+    ReadValue(job.shape, job.layout, job.tile, r, row);
+    copy(job.shape.value.channels, job.values + at);
   }
   return "reference";
 }
 
 const char* GatherReference(const GatherJob& job) {
   std::memset(job.tile, 0, job.to_layout.bytes);
+  const bool signs = job.to.summary == Summary::kSigns;
+  if (signs) std::memset(job.summaries, 0, job.to_layout.summary_bytes);
   RotatedRows keys = {};
   for (std::uint32_t r = 0; r < job.row_count; ++r) {
     const GatherRow& source = job.rows[r];
-    const auto copy = [&](std::uint32_t to, std::uint32_t from, std::uint32_t row_bytes) {
-      std::memcpy(job.tile + to + r * row_bytes, source.tile + from + source.row * row_bytes,
-                  row_bytes);
-    };
     const TileLayout& from = job.from_layout;
     const TileLayout& to = job.to_layout;
-    copy(to.key_bits, from.key_bits, to.key_row.bits);
-    copy(to.key_scales, from.key_scales, to.key_row.scale);
-    copy(to.key_data, from.key_data, to.key_row.data);
-    copy(to.value_bits, from.value_bits, to.value_row.bits);
-    copy(to.value_scales, from.value_scales, to.value_row.scale);
-    copy(to.value_data, from.value_data, to.value_row.data);
+    CopyStoredRow(job, source, r);
     const auto weight = static_cast<float>(WeightOf(job.from, from, source.tile, source.row));
     if (job.to.weights) {
       std::memcpy(job.tile + to.weights + r * sizeof(weight), &weight, sizeof(weight));
@@ -315,11 +363,17 @@ const char* GatherReference(const GatherJob& job) {
       std::memcpy(job.tile + to.positions + r * sizeof(source.position), &source.position,
                   sizeof(source.position));
     }
+    if (signs) {
+      CopySigns(job.to, from, source.summaries, source.row, to, job.summaries, r);
+      continue;
+    }
     double row[kMaxChannels];
-    ReadRow(KeyRow(job.from, from, source.tile, source.row), row);
+    ReadKey(job.from, from, source.tile, source.row, row);
     std::copy_n(row, job.to.key.channels, keys.rows[r]);
   }
-  StoreSummaries(job.to, job.to_layout, job.row_count, keys, job.tile, job.summaries);
+  if (!signs) {
+    StoreSummaries(job.to, job.to_layout, job.row_count, keys, job.tile, job.summaries);
+  }
   return "reference";
 }
 

@@ -112,8 +112,8 @@ ExactLane::ExactLane(const LaneView& lane, const LayerGeometry& geometry)
     for (std::uint32_t e = 0; e < segment.entries; ++e) {
       const std::byte* tile = segment.arena + segment.tile_offsets[e / kTileEntries];
       const std::uint32_t row = e % kTileEntries;
-      ReadRow(KeyRow(shape, layout, tile, row), key);
-      ReadRow(ValueRow(shape, layout, tile, row), value);
+      ReadKey(shape, layout, tile, row, key);
+      ReadValue(shape, layout, tile, row, value);
       Add(source, PositionOfEntry(segment, e), std::log(WeightOf(shape, layout, tile, row)), key,
           value);
     }

@@ -25,6 +25,14 @@ double RotationAt(const std::byte* rotation, ElementType type, std::uint32_t hea
 const char* RotateReference(const RotateJob& job) {
   for (std::uint32_t r = 0; r < job.row_count; ++r) {
     float* output = job.output + std::size_t{r} * job.padded_channels;
+    if (job.mean != nullptr) {
+      double product = 0;
+      for (std::uint32_t d = 0; d < job.head_dim; ++d) {
+        product +=
+            ElementAt(job.mean, d, ElementType::kBf16) * ElementAt(job.rows[r], d, job.row_type);
+      }
+      job.mean_products[r] = static_cast<float>(product);
+    }
     std::fill_n(output, job.padded_channels, 0.0f);
     if (job.rotation == nullptr) {
       CopyRow(job, job.rows[r], output);
@@ -47,6 +55,10 @@ const char* UnrotateReference(const UnrotateJob& job) {
     const float* row = job.rows + std::size_t{r} * job.padded_channels;
     for (std::uint32_t d = 0; d < job.head_dim; ++d) {
       double sum = 0;
+      if (job.mean != nullptr) {
+        const double weight = job.weights == nullptr ? 1 : job.weights[r];
+        sum = weight * ElementAt(job.mean, d, ElementType::kBf16);
+      }
       for (std::uint32_t c = 0; c < job.channels; ++c) {
         sum += RotationAt(job.rotation, job.rotation_type, job.head_dim, c, d) * row[c];
       }

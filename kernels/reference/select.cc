@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "kernels/reference/packed.h"
+#include "kernels/reference/planes.h"
 #include "kernels/reference/tile_row.h"
 
 namespace tessera::kernels {
@@ -60,6 +61,11 @@ const char* ScorePartReference(const ScorePart& part) {
     for (std::uint32_t i = 0; i < part.run_count; ++i) {
       const BlockRun& run = part.runs[i];
       for (std::uint32_t b = 0; b < run.blocks; ++b) {
+        if (part.shape.summary == Summary::kSigns) {
+          const std::uint32_t entries = b + 1 == run.blocks ? run.last_entries : kQuadRows;
+          *scores++ = static_cast<float>(SignScore(part, query, run.summaries, b, entries));
+          continue;
+        }
         *scores++ = static_cast<float>(part.scale * SummaryScore(part, query, run.summaries, b) +
                                        LargestLogWeight(part, run, b));
       }

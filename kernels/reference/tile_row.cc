@@ -2,6 +2,8 @@
 
 #include <cstring>
 
+#include "kernels/reference/planes.h"
+
 namespace tessera::kernels {
 namespace {
 
@@ -85,6 +87,18 @@ void ReadRow(const StoredRow& row, double* elements) {
       elements[c] = set && stored < row.kept ? StoredValue(row, stored++) : 0.0;
     }
   }
+}
+
+void ReadKey(const TileShape& shape, const TileLayout& layout, const std::byte* tile,
+             std::uint32_t row, double* elements) {
+  if (shape.planes()) return ReadPlanesRow(KeyPlanes(shape, layout), tile, row, elements);
+  ReadRow(KeyRow(shape, layout, tile, row), elements);
+}
+
+void ReadValue(const TileShape& shape, const TileLayout& layout, const std::byte* tile,
+               std::uint32_t row, double* elements) {
+  if (shape.planes()) return ReadPlanesRow(ValuePlanes(shape, layout), tile, row, elements);
+  ReadRow(ValueRow(shape, layout, tile, row), elements);
 }
 
 double WeightOf(const TileShape& shape, const TileLayout& layout, const std::byte* tile,

@@ -33,6 +33,12 @@ StoredRow ValueRow(const TileShape& shape, const TileLayout& layout, const std::
 StoredRow BlockRow(const TileShape& shape, const TileLayout& layout, const std::byte* summaries,
                    std::uint32_t block);
 
+// The elements of a tile's row in the space it is stored in, of any format.
+void ReadKey(const TileShape& shape, const TileLayout& layout, const std::byte* tile,
+             std::uint32_t row, double* elements);
+void ReadValue(const TileShape& shape, const TileLayout& layout, const std::byte* tile,
+               std::uint32_t row, double* elements);
+
 // Writes the row's `channels` elements exactly, dropped ones as 0. Never reads past the row, even
 // if the bitmap names more channels than the row has values: a revoked reader may see reused
 // memory.

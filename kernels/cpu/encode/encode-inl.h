@@ -18,12 +18,15 @@ namespace {
 
 // The output of prepare_encode: this header, then the transposed rotations of K and V, if any. For
 // fp32: per dimension a padded row of channels. For pair dots: per two dimensions a padded row of
-// bf16 pairs. V's offset always leaves room for K in fp32.
+// bf16 pairs. V's offset always leaves room for K in fp32. Then, for rows that are centred, per
+// side kMaxHeadDim floats: the mean, or for pair dots the rotated mean.
 struct Prepared {
   std::uint32_t rotates_keys;
   std::uint32_t rotates_values;
   std::uint32_t pairs;
-  std::uint32_t reserved[13];
+  std::uint32_t centred_keys;
+  std::uint32_t centred_values;
+  std::uint32_t reserved[11];
 };
 static_assert(sizeof(Prepared) == 64);
 
@@ -33,9 +36,14 @@ TESSERA_SIMD std::size_t PreparedOffset(const TileShape& shape, bool value) {
   return sizeof(Prepared) + (value ? sizeof(float) * shape.head_dim * keys : 0);
 }
 
-static std::size_t PreparedBytesSimd(const TileShape& shape, ElementType) {
+TESSERA_SIMD std::size_t MeanOffset(const TileShape& shape, bool value) {
   const auto values = static_cast<std::size_t>(PaddedOf(shape.value));
-  return PreparedOffset(shape, true) + sizeof(float) * shape.head_dim * values;
+  return PreparedOffset(shape, true) + sizeof(float) * shape.head_dim * values +
+         (value ? sizeof(float) * kMaxHeadDim : 0);
+}
+
+static std::size_t PreparedBytesSimd(const TileShape& shape, ElementType) {
+  return MeanOffset(shape, true) + sizeof(float) * kMaxHeadDim;
 }
 
 #if defined(TESSERA_DOT_ENGINE)
@@ -69,11 +77,34 @@ TESSERA_SIMD void Transpose(const TileShape& shape, const RowShape& side, const 
   }
 }
 
+// Stores a side's mean, rotated if rows are centred after rotation.
+TESSERA_SIMD void PrepareMean(const TileShape& shape, const std::byte* rotation,
+                              const std::byte* mean, bool rotated, std::byte* to) {
+  const int head_dim = shape.head_dim;
+  const std::size_t row_bytes = shape.head_dim * std::size_t{2};
+  alignas(64) float means[kMaxHeadDim];
+  alignas(64) float row[kMaxHeadDim];
+  alignas(64) float out[kMaxHeadDim] = {};
+  WidenRow(ElementType::kBf16, mean, head_dim, means);
+  for (int c = 0; c < head_dim; ++c) {
+    out[c] = means[c];
+    if (!rotated) continue;
+    WidenRow(ElementType::kBf16, rotation + static_cast<std::size_t>(c) * row_bytes, head_dim, row);
+    double sum = 0;
+    for (int d = 0; d < head_dim; ++d) sum += static_cast<double>(row[d]) * means[d];
+    out[c] = static_cast<float>(sum);
+  }
+  __builtin_memcpy(to, out, sizeof(out));
+}
+
 static void PrepareEncodeSimd(const TileShape& shape, ElementType row_type,
                               const RotationView& rotation, std::byte* prepared) {
   Prepared what = {};
   what.rotates_keys = rotation.key != nullptr ? 1 : 0;
-  what.rotates_values = rotation.value != nullptr ? 1 : 0;
+  const bool packed = shape.format >= TileFormat::kPackedBf16;
+  what.rotates_values = packed && rotation.value != nullptr ? 1 : 0;
+  what.centred_keys = rotation.key_mean != nullptr ? 1 : 0;
+  what.centred_values = packed && rotation.value_mean != nullptr ? 1 : 0;
   what.pairs = UsesPairs(row_type, rotation.type) ? 1 : 0;
   __builtin_memcpy(prepared, &what, sizeof(what));
   if (what.rotates_keys != 0) {
@@ -83,6 +114,14 @@ static void PrepareEncodeSimd(const TileShape& shape, ElementType row_type,
   if (what.rotates_values != 0) {
     Transpose(shape, shape.value, rotation.value, rotation.type, what,
               prepared + PreparedOffset(shape, true));
+  }
+  if (what.centred_keys != 0) {
+    PrepareMean(shape, rotation.key, rotation.key_mean, what.pairs != 0,
+                prepared + MeanOffset(shape, false));
+  }
+  if (what.centred_values != 0) {
+    PrepareMean(shape, rotation.value, rotation.value_mean, what.pairs != 0,
+                prepared + MeanOffset(shape, true));
   }
 }
 
@@ -190,13 +229,19 @@ struct EncodeScratch {
   FloatRows values;
 };
 
+TESSERA_SIMD void SubtractRow(const float* less, int head_dim, float* row) {
+  for (int c = 0; c < head_dim; c += Simd::kLanes) {
+    Simd::Store(row + c, Simd::Subtract(Simd::Load(row + c), Simd::Load(less + c)));
+  }
+}
+
 // Rotates raw rows, K or V, into the space of the tile.
 TESSERA_SIMD void RotateTile(const EncodeJob& job, const std::byte* raw, bool value,
                              EncodeScratch& scratch, FloatRows& rotated) {
   const int padded = PaddedOf(value ? job.shape.value : job.shape.key);
   const int head_dim = job.shape.head_dim;
   Prepared what = {};
-  if (job.shape.format >= TileFormat::kPackedBf16) {
+  if (job.shape.format >= TileFormat::kPackedBf16 || job.shape.summary == Summary::kSigns) {
     __builtin_memcpy(&what, job.prepared, sizeof(what));
   }
   if ((value ? what.rotates_values : what.rotates_keys) == 0) {
@@ -206,11 +251,20 @@ TESSERA_SIMD void RotateTile(const EncodeJob& job, const std::byte* raw, bool va
     return;
   }
   const std::byte* matrix = job.prepared + PreparedOffset(job.shape, value);
+  const bool centred = (value ? what.centred_values : what.centred_keys) != 0;
+  const auto* mean = reinterpret_cast<const float*>(job.prepared + MeanOffset(job.shape, value));
 #if defined(TESSERA_DOT_ENGINE)
-  if (what.pairs != 0) return MultiplyPairs(matrix, job, raw, padded, rotated);
+  if (what.pairs != 0) {
+    MultiplyPairs(matrix, job, raw, padded, rotated);
+    for (std::uint32_t r = 0; centred && r < job.rows; ++r) {
+      SubtractRow(mean, head_dim, rotated.rows[r]);
+    }
+    return;
+  }
 #endif
   for (std::uint32_t r = 0; r < job.rows; ++r) {
     WidenRow(job.type, raw + r * job.stride, head_dim, scratch.raw.rows[r]);
+    if (centred) SubtractRow(mean, head_dim, scratch.raw.rows[r]);
   }
   MultiplyFloats(matrix, scratch.raw, static_cast<int>(job.rows), head_dim, padded, rotated);
 }

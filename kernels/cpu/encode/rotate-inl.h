@@ -69,8 +69,22 @@ static void RotateRows(const RotateJob& job, RotateScratch& scratch) {
   }
 }
 
+// x . mean for each row x, in double.
+TESSERA_SIMD void MultiplyMean(const RotateJob& job, RotateScratch& scratch) {
+  const auto head_dim = static_cast<int>(job.head_dim);
+  alignas(64) float mean[kMaxHeadDim];
+  WidenRow(ElementType::kBf16, job.mean, head_dim, mean);
+  for (std::uint32_t r = 0; r < job.row_count; ++r) {
+    WidenRow(job.row_type, job.rows[r], head_dim, scratch.natural);
+    double sum = 0;
+    for (int d = 0; d < head_dim; ++d) sum += static_cast<double>(scratch.natural[d]) * mean[d];
+    job.mean_products[r] = static_cast<float>(sum);
+  }
+}
+
 static void RotateSimd(const RotateJob& job) {
   RotateScratch scratch;
+  if (job.mean != nullptr) MultiplyMean(job, scratch);
   for (std::uint32_t r = 0; r < job.row_count; ++r) {
     float* output = job.output + r * job.padded_channels;
     for (std::uint32_t c = 0; c < job.padded_channels; c += Simd::kLanes) {
@@ -123,7 +137,22 @@ static void UnrotateRows(const UnrotateJob& job) {
   }
 }
 
-static void UnrotateSimd(const UnrotateJob& job) {
+// Adds the weighted mean to each row.
+TESSERA_SIMD void AddMean(const UnrotateJob& job) {
+  const auto head_dim = static_cast<int>(job.head_dim);
+  alignas(64) float mean[kMaxHeadDim];
+  WidenRow(ElementType::kBf16, job.mean, head_dim, mean);
+  for (std::uint32_t r = 0; r < job.row_count; ++r) {
+    float* output = job.output + r * job.head_dim;
+    const auto weight = Simd::Splat(job.weights != nullptr ? job.weights[r] : 1.0f);
+    for (int c = 0; c < head_dim; c += Simd::kLanes) {
+      Simd::Store(output + c,
+                  Simd::MultiplyAdd(weight, Simd::Load(mean + c), Simd::Load(output + c)));
+    }
+  }
+}
+
+static void UnrotateMatrix(const UnrotateJob& job) {
   if (job.rotation == nullptr) {
     for (std::uint32_t r = 0; r < job.row_count; ++r) {
       __builtin_memcpy(job.output + r * job.head_dim, job.rows + r * job.padded_channels,
@@ -142,6 +171,11 @@ static void UnrotateSimd(const UnrotateJob& job) {
     case ElementType::kFp32:
       return UnrotateRows<ElementType::kFp32>(job);
   }
+}
+
+static void UnrotateSimd(const UnrotateJob& job) {
+  UnrotateMatrix(job);
+  if (job.mean != nullptr) AddMean(job);
 }
 
 }  // namespace

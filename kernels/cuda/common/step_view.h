@@ -117,6 +117,11 @@ TESSERA_HOST_DEVICE constexpr PartKind KindOf(const TileShape& shape) {
 static_assert(KindOf({.format = TileFormat::kPackedBf16}) == PartKind::kPackedBf16);
 static_assert(KindOf({.format = TileFormat::kPackedFp8}) == PartKind::kPackedFp8);
 
+// Whether the kernels read tiles of this shape: neither planes nor signs.
+TESSERA_HOST_DEVICE constexpr bool IsServed(const TileShape& shape) {
+  return !shape.planes() && shape.summary != Summary::kSigns;
+}
+
 // The kind of a part of selected blocks. Selected dense parts share one kernel, with or without
 // words.
 TESSERA_HOST_DEVICE constexpr PartKind SelectedKindOf(const TileShape& shape) {
@@ -179,7 +184,7 @@ struct StepStrategy {
   TileShape shape;
   TileLayout layout;  // layout of `shape`
 };
-static_assert(sizeof(StepStrategy) == 136);
+static_assert(sizeof(StepStrategy) == 160);
 inline constexpr std::uint64_t kNoRotation = ~std::uint64_t{0};
 
 enum class LastForced : std::uint8_t { kNo = 0, kYes = 1, kWithoutTail = 2 };

@@ -12,9 +12,10 @@ constexpr std::uint64_t RoundUp(std::uint64_t value, std::uint64_t unit) {
   return (value + unit - 1) / unit * unit;
 }
 
-bool IsServed(const SegmentView& segment, const DenseTile& tile) {
+bool IsServedSegment(const SegmentView& segment, const DenseTile& tile) {
   const TileShape& shape = segment.shape;
   if (UnsupportedReason(shape) != nullptr || shape.head_dim != tile.head_dim) return false;
+  if (!IsServed(shape)) return false;
   if (!shape.packed()) return shape.format == DenseFormat(tile.type);
   return HasRequiredRotations(shape, segment.rotation);
 }
@@ -24,7 +25,7 @@ bool IsServed(const SegmentView& segment, const DenseTile& tile) {
 bool CanBePacked(const LaneView& lane, const DenseTile& tile) {
   if (lane.tail.ring_tiles == 0 && lane.tail.begin != lane.tail.end) return false;
   return std::all_of(lane.segments, lane.segments + lane.segment_count,
-                     [&](const SegmentView& segment) { return IsServed(segment, tile); });
+                     [&](const SegmentView& segment) { return IsServedSegment(segment, tile); });
 }
 
 }  // namespace

@@ -162,7 +162,7 @@ DeviceArena StepWriter::Arena() {
 
 bool StepWriter::Fits(const SegmentSpec& segment) {
   const TileShape& shape = segment.shape;
-  if (!IsPlain(shape) && UnsupportedReason(shape) != nullptr) return false;
+  if (!IsPlain(shape) && (UnsupportedReason(shape) != nullptr || !IsServed(shape))) return false;
   if (!shape.packed() && shape.format != DenseFormat(type_)) return false;
   if (segment.entries == 0) return true;
   const DeviceArena arena = Arena();

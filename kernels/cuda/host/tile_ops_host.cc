@@ -26,6 +26,9 @@ std::string_view StrategyProblem(std::span<const DeviceStrategy> strategies, std
     return "the layout does not belong to the shape";
   }
   if (strategy.shape.head_dim != strategies[0].shape.head_dim) return "more than one head_dim";
+  if (strategy.shape.planes() || strategy.shape.summary == Summary::kSigns) {
+    return "planes and signs are not served";
+  }
   return {};
 }
 

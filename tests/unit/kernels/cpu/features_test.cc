@@ -14,6 +14,7 @@ constexpr CpuFeatures kAll = {.avx2 = true,
                               .avx512vl = true,
                               .avx512vbmi = true,
                               .avx512vbmi2 = true,
+                              .avx512vnni = true,
                               .avx512bf16 = true,
                               .os_saves_avx = true,
                               .os_saves_avx512 = true};
@@ -44,6 +45,7 @@ TEST(CpuFeatures, EachMissingFeatureIsNamed) {
         Case{&CpuFeatures::avx512vl, kAvx512, "AVX-512VL"},
         Case{&CpuFeatures::os_saves_avx512, kAvx512, "operating system"},
         Case{&CpuFeatures::avx512vbmi2, kVbmi2, "VBMI2"},
+        Case{&CpuFeatures::avx512vnni, kVbmi2, "VNNI"},
         Case{&CpuFeatures::avx512vbmi, kBf16, "VBMI"},
         Case{&CpuFeatures::avx512bf16, kBf16, "BF16"}}) {
     CpuFeatures features = kAll;
@@ -87,6 +89,7 @@ TEST(CpuFeatures, DetectionAgreesWithTheCompiler) {
             __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                 __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"));
   EXPECT_EQ(features.avx512vbmi2, __builtin_cpu_supports("avx512vbmi2") != 0);
+  EXPECT_EQ(features.avx512vnni, __builtin_cpu_supports("avx512vnni") != 0);
   EXPECT_EQ(features.avx512vbmi, __builtin_cpu_supports("avx512vbmi") != 0);
   EXPECT_EQ(features.avx512bf16, __builtin_cpu_supports("avx512bf16") != 0);
 #else
