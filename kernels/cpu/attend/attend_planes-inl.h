@@ -2,10 +2,13 @@
 // Internal linkage throughout: see ../README.md.
 //
 //   queries   rounded to int8 once per part, and spread as the words of keys need them
-//   for each batch of eight quads, from one tile or gathered from several runs:
+//   for each group of query rows, for each batch of eight quads, from one tile or several runs:
 //     logits   integer products per plane, times the scales of row and query
 //     weights  2^(x - max), times the value's scale, rounded to 8 bits of the batch's largest
 //     outputs  integer products of weights and codes, added in fp32 in the order of the words
+//
+// Between the weights and the outputs of a batch come the logits of the next one: they keep the
+// core busy while it waits for the weights.
 //
 // The sums of codes are shifted to the centre of their range and put into channel order at the end.
 #pragma once
@@ -20,9 +23,10 @@
 namespace tessera::kernels {
 namespace {
 
-constexpr int kQueryBytes = 8 * kMaxHeadDim;   // of one row, spread
-constexpr int kSumFloats = 2 * kMaxHeadDim;    // products of one row's weights and codes
-constexpr int kAccumulated = kSumFloats + 16;  // and per plane the sum of its weights
+constexpr int kQueryBytes = 8 * kMaxHeadDim;              // of one row, spread
+constexpr int kSumFloats = 2 * kMaxHeadDim;               // products of one row's weights and codes
+constexpr int kSumOfWeights = kMaxPlanes * Simd::kLanes;  // per plane and lane
+constexpr int kAccumulated = kSumFloats + kSumOfWeights;
 constexpr std::uint32_t kMostQuads = kMaxPartRuns * kTileQuads;
 // Weights times scales below this count as zero, so that their inverse is finite.
 constexpr float kSmallestWeight = 1e-30f;
@@ -40,18 +44,25 @@ struct QueryFactors {
   float centre[kMaxPlanes];      // (2^width - 1) x sum of codes
 };
 
+// What the logits of a batch leave for its weights.
+struct BatchLogits {
+  alignas(64) float weights[kMostHeads][kTileRows];  // logits first, then weights
+  alignas(64) std::uint16_t scales[2 * kMaxPlanes][kTileRows];
+};
+
 struct PlanesScratch {
   alignas(64) std::int8_t queries[kMaxPartRows][kQueryBytes];
   alignas(64) float sums[kMaxPartRows][Simd::kLanes];
   alignas(64) float accumulated[kMaxPartRows][kAccumulated];
-  alignas(64) float weights[kMostHeads][kTileRows];
+  BatchLogits logits[2];  // of this batch and the next
   alignas(64) std::int32_t dots[kMostHeads][kTileRows];
-  alignas(64) std::uint8_t rounded[kMostHeads][kTileRows];
-  alignas(64) std::uint16_t scales[2 * kMaxPlanes][kTileRows];
+  alignas(64) std::uint8_t rounded[kMaxPlanes][kMostHeads][kTileRows];
+  float unit[kMaxPlanes][kMostHeads];
   alignas(64) float bias[kTileRows];
   QueryFactors factors[kMaxPartRows];
   const std::byte* quads[kMostQuads + kQuads];
   ListedQuad listed[kMostQuads + kQuads];
+  std::uint32_t live[kMaxPartRuns + 1];  // per batch, one bit per row
 };
 
 struct PlanesContext {
@@ -61,6 +72,7 @@ struct PlanesContext {
   Logits logits;
   QuadSide keys;
   QuadSide values;
+  std::size_t weights;      // offset of the sums of weights
   std::size_t summed;       // floats per row that are rescaled
   std::uint32_t quads;      // listed
   bool everything_visible;  // every row sees every live entry
@@ -146,17 +158,21 @@ TESSERA_SIMD void ListQuads(PlanesContext& context) {
   std::uint64_t first = ~std::uint64_t{0};
   std::uint64_t last = 0;
   std::uint32_t count = 0;
+  for (std::uint32_t batch = 0; batch <= kMaxPartRuns; ++batch) scratch.live[batch] = 0;
   for (std::uint32_t i = 0; i < part.run_count; ++i) {
     const RowRun& run = part.runs[i];
     const std::uint32_t end = run.row_begin + run.row_count;
     first = Least(first, run.position);
     last = run.position + run.row_count > last ? run.position + run.row_count : last;
-    const std::uint32_t live = RowBits(static_cast<int>(run.row_begin), static_cast<int>(end));
-    for (std::uint32_t q = run.row_begin / kQuadRows; q * kQuadRows < end; ++q, ++count) {
-      scratch.quads[count] = run.tile + q * quad_bytes;
-      scratch.listed[count] = {static_cast<std::uint16_t>(i),
-                               static_cast<std::uint8_t>(q * kQuadRows),
-                               static_cast<std::uint8_t>(live >> q * kQuadRows & 15u)};
+    const std::uint32_t rows = RowBits(static_cast<int>(run.row_begin), static_cast<int>(end));
+    const std::byte* quad = run.tile + run.row_begin / kQuadRows * quad_bytes;
+    for (std::uint32_t row = run.row_begin / kQuadRows * kQuadRows; row < end;
+         row += kQuadRows, ++count, quad += quad_bytes) {
+      const std::uint32_t live = rows >> row & 15u;
+      scratch.quads[count] = quad;
+      scratch.listed[count] = {static_cast<std::uint16_t>(i), static_cast<std::uint8_t>(row),
+                               static_cast<std::uint8_t>(live)};
+      scratch.live[count / kQuads] |= live << count % kQuads * kQuadRows;
     }
   }
   context.quads = count;
@@ -170,13 +186,6 @@ TESSERA_SIMD void ListQuads(PlanesContext& context) {
     scratch.quads[count + static_cast<std::uint32_t>(k)] = scratch.quads[count - 1];
     scratch.listed[count + static_cast<std::uint32_t>(k)] = {0, 0, 0};
   }
-}
-
-// The live rows of a batch, one bit each.
-TESSERA_SIMD std::uint32_t LiveBits(const ListedQuad* listed) {
-  std::uint32_t bits = 0;
-  for (int k = 0; k < kQuads; ++k) bits |= std::uint32_t{listed[k].live} << (4 * k);
-  return bits;
 }
 
 // Those visible to a query row.
@@ -230,10 +239,14 @@ TESSERA_SIMD void PrefetchQuads(const PlanesContext& context, std::uint32_t batc
 
 // ---- one batch ----
 
+// The dot products of a batch with kHeads query rows from `row` on.
 template <int kHeads>
-TESSERA_SIMD void DotQuads(const PlanesContext& context, const std::byte* const* quads,
-                           std::uint32_t row) {
+TESSERA_SIMD void DotQuads(const PlanesContext& context, std::uint32_t batch, std::uint32_t row,
+                           BatchLogits& logits) {
   PlanesScratch& scratch = *context.scratch;
+  const std::byte* const* quads = scratch.quads + batch;
+  ReadQuadScales(context.keys, quads, logits.scales);
+  ReadQuadScales(context.values, quads, logits.scales + context.keys.planes);
   for (int p = 0; p < context.keys.planes; ++p) {
     const QuadPlane& plane = context.keys.plane[p];
     const std::int8_t* queries = scratch.queries[row];
@@ -251,25 +264,26 @@ TESSERA_SIMD void DotQuads(const PlanesContext& context, const std::byte* const*
         DotPlane<8, kHeads>(plane, quads, queries, kQueryBytes, scratch.dots);
     }
     for (int i = 0; i < kTileRows; i += Simd::kLanes) {
-      const auto scale = ByteSimd::LoadBf16(scratch.scales[p] + i);
+      const auto scale = ByteSimd::LoadBf16(logits.scales[p] + i);
       TESSERA_UNROLL for (int h = 0; h < kHeads; ++h) {
         const QueryFactors& factors = scratch.factors[row + static_cast<std::uint32_t>(h)];
         const float mean = context.part->rows[row + static_cast<std::uint32_t>(h)].mean_product;
-        const auto before = p == 0 ? Simd::Splat(mean) : Simd::Load(scratch.weights[h] + i);
+        const auto before = p == 0 ? Simd::Splat(mean) : Simd::Load(logits.weights[h] + i);
         // Twice the product with the centred codes: an exact integer below 2^24.
         const auto centred =
             Simd::MultiplyAdd(ByteSimd::ToFloats(ByteSimd::Load(scratch.dots[h] + i)),
                               Simd::Splat(2.0f), Simd::Splat(-factors.centre[p]));
         const auto factor = Simd::Multiply(scale, Simd::Splat(factors.half_scale[p]));
-        Simd::Store(scratch.weights[h] + i, Simd::MultiplyAdd(centred, factor, before));
+        Simd::Store(logits.weights[h] + i, Simd::MultiplyAdd(centred, factor, before));
       }
     }
   }
 }
 
-// Rounds weights times the scales of a value plane to bytes. Returns what one unit stands for.
+// Rounds weights times the scales of a value plane to bytes, and adds them up. Returns what one
+// unit stands for.
 TESSERA_SIMD float RoundWeights(const float* weights, const std::uint16_t* scales,
-                                std::uint32_t visible, std::uint8_t* rounded) {
+                                std::uint32_t visible, std::uint8_t* rounded, float* sums) {
   constexpr int kVectors = kTileRows / Simd::kLanes;
   typename Simd::Floats product[kVectors];
   auto peak = Simd::Zero();
@@ -280,50 +294,66 @@ TESSERA_SIMD float RoundWeights(const float* weights, const std::uint16_t* scale
     peak = Simd::Max(product[i], peak);
   }
   const float top = Simd::MaxLane(peak);
-  const auto inverse = Simd::Splat(top > kSmallestWeight ? kMostWeight / top : 0.0f);
+  const bool any = top > kSmallestWeight;
+  const float unit = any ? top * (1 / kMostWeight) : 0.0f;
+  const auto inverse = Simd::Splat(any ? kMostWeight / top : 0.0f);
+  auto sum = Simd::Load(sums);
   TESSERA_UNROLL for (int i = 0; i < kVectors; ++i) {
-    ByteSimd::StoreRounded(rounded + i * Simd::kLanes, Simd::Multiply(product[i], inverse));
+    const auto byte = ByteSimd::Round(Simd::Multiply(product[i], inverse));
+    ByteSimd::StoreRounded(rounded + i * Simd::kLanes, byte);
+    sum = Simd::MultiplyAdd(Simd::Splat(unit), byte, sum);
   }
-  return top > kSmallestWeight ? top * (1 / kMostWeight) : 0.0f;
+  Simd::Store(sums, sum);
+  return unit;
 }
 
-TESSERA_SIMD float SumBytes(const std::uint8_t* bytes) {
-  std::uint32_t sum = 0;
-  for (int i = 0; i < kTileRows; ++i) sum += bytes[i];
-  return static_cast<float>(sum);
-}
-
+// Turns the dot products into weights. False if no row sees the batch.
 template <int kHeads>
-static void AttendQuads(const PlanesContext& context, std::uint32_t batch, std::uint32_t row) {
+TESSERA_SIMD bool WeighQuads(const PlanesContext& context, std::uint32_t batch, std::uint32_t row,
+                             BatchLogits& logits) {
   const AttendPart& part = *context.part;
   PlanesScratch& scratch = *context.scratch;
-  const std::byte* const* quads = scratch.quads + batch;
   const ListedQuad* listed = scratch.listed + batch;
   std::uint32_t visible[kHeads];
   std::uint32_t any = 0;
   for (std::uint32_t h = 0; h < kHeads; ++h) {
-    visible[h] = context.everything_visible ? LiveBits(listed)
+    visible[h] = context.everything_visible ? scratch.live[batch / kQuads]
                                             : VisibleBitsOfQuads(part, listed, part.rows[row + h]);
     any |= visible[h];
   }
-  if (any == 0) return;
-  DotQuads<kHeads>(context, quads, row);
+  if (any == 0) return false;
+  if (part.shape.weights) ReadQuadBias(context, listed);
   const RowFactors factors = {nullptr, nullptr, part.shape.weights ? scratch.bias : nullptr};
   for (std::uint32_t h = 0; h < kHeads; ++h) {
+    float* accumulated = scratch.accumulated[row + h];
     WeighRow(context.logits, factors, visible[h], static_cast<int>(context.summed),
-             scratch.weights[h], context.partial->max + row + h, scratch.sums[row + h],
-             scratch.accumulated[row + h]);
-  }
-  for (int p = 0; p < context.values.planes; ++p) {
-    float unit[kHeads];
-    for (std::uint32_t h = 0; h < kHeads; ++h) {
-      unit[h] = RoundWeights(scratch.weights[h], scratch.scales[context.keys.planes + p],
-                             visible[h], scratch.rounded[h]);
-      scratch.accumulated[row + h][context.summed - 16 + static_cast<std::size_t>(p)] +=
-          unit[h] * SumBytes(scratch.rounded[h]);
+             logits.weights[h], context.partial->max + row + h, scratch.sums[row + h], accumulated);
+    for (int p = 0; p < context.values.planes; ++p) {
+      scratch.unit[p][h] =
+          RoundWeights(logits.weights[h], logits.scales[context.keys.planes + p], visible[h],
+                       scratch.rounded[p][h], accumulated + context.weights + p * Simd::kLanes);
     }
-    AddPlane<kHeads>(context.values.plane[p], quads, scratch.rounded, unit,
-                     scratch.accumulated[row], kAccumulated);
+  }
+  return true;
+}
+
+// All batches for kHeads query rows.
+template <int kHeads>
+static void AttendQuads(const PlanesContext& context, std::uint32_t row) {
+  constexpr std::uint32_t kAhead = 2;  // batches
+  PlanesScratch& scratch = *context.scratch;
+  if (context.quads != 0) DotQuads<kHeads>(context, 0, row, scratch.logits[0]);
+  for (std::uint32_t batch = 0; batch < context.quads; batch += kQuads) {
+    if (row == 0) PrefetchQuads(context, batch + kAhead * kQuads);
+    const bool seen = WeighQuads<kHeads>(context, batch, row, scratch.logits[batch / kQuads % 2]);
+    const std::uint32_t next = batch + kQuads;
+    if (next < context.quads) {
+      DotQuads<kHeads>(context, next, row, scratch.logits[next / kQuads % 2]);
+    }
+    for (int p = 0; seen && p < context.values.planes; ++p) {
+      AddPlane<kHeads>(context.values.plane[p], scratch.quads + batch, scratch.rounded[p],
+                       scratch.unit[p], scratch.accumulated[row], kAccumulated);
+    }
   }
 }
 
@@ -334,8 +364,10 @@ TESSERA_PER_PASS void FinishPlanesOutput(const PlanesContext& context, const flo
                                          float* output) {
   for (int p = 0; p < context.values.planes; ++p, output += context.values.plane[0].channels) {
     const QuadPlane& plane = context.values.plane[p];
-    const float shift =
-        plane.centre * accumulated[context.summed - 16 + static_cast<std::size_t>(p)];
+    const float* weights = accumulated + context.weights + p * Simd::kLanes;
+    float sum = 0;
+    for (int lane = 0; lane < Simd::kLanes; ++lane) sum += weights[lane];
+    const float shift = plane.centre * sum;
     for (int c = 0; c < plane.channels; ++c) output[c] = -shift;
     for (int a = 0; a < plane.arrays; ++a) {
       const QuadArray& array = plane.array[a];
@@ -372,10 +404,12 @@ static void AttendPlanes(const AttendPart& part, const PartialRows& partial) {
                            .logits = LogitsOf(part.scale, part.logit_softcap),
                            .keys = SideOf(part.shape, part.layout, true),
                            .values = SideOf(part.shape, part.layout, false),
+                           .weights = 0,
                            .summed = 0,
                            .quads = 0,
                            .everything_visible = false};
-  context.summed = static_cast<std::size_t>(context.values.vectors) * ByteSimd::kWords + 16;
+  context.weights = static_cast<std::size_t>(context.values.vectors) * ByteSimd::kWords;
+  context.summed = context.weights + kSumOfWeights;
   for (std::uint32_t r = 0; r < part.row_count; ++r) {
     partial.max[r] = -kInfinity;
     Simd::Store(scratch.sums[r], Simd::Zero());
@@ -385,17 +419,8 @@ static void AttendPlanes(const AttendPart& part, const PartialRows& partial) {
     LoadPlanesQuery(context, r);
   }
   ListQuads(context);
-  constexpr std::uint32_t kAhead = 2;  // batches
-  for (std::uint32_t batch = 0; batch < context.quads; batch += kQuads) {
-    PrefetchQuads(context, batch + kAhead * kQuads);
-    const std::byte* const* quads = scratch.quads + batch;
-    ReadQuadScales(context.keys, quads, scratch.scales);
-    ReadQuadScales(context.values, quads, scratch.scales + context.keys.planes);
-    if (part.shape.weights) ReadQuadBias(context, scratch.listed + batch);
-    ForEachHeadGroup(part.row_count, [&]<int kHeads>(std::uint32_t row) {
-      AttendQuads<kHeads>(context, batch, row);
-    });
-  }
+  ForEachHeadGroup(part.row_count,
+                   [&]<int kHeads>(std::uint32_t row) { AttendQuads<kHeads>(context, row); });
   for (std::uint32_t r = 0; r < part.row_count; ++r) {
     float sum = 0;
     for (float lane : scratch.sums[r]) sum += lane;

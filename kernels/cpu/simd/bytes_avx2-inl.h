@@ -75,6 +75,9 @@ struct ByteSimd {
         _mm_packs_epi32(_mm256_castsi256_si128(ints), _mm256_extracti128_si256(ints, 1));
     _mm_storel_epi64(reinterpret_cast<__m128i*>(to), _mm_packus_epi16(words, words));
   }
+  TESSERA_SIMD __m256 Round(__m256 value) {
+    return _mm256_round_ps(value, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  }
   TESSERA_SIMD __m256 Floor(__m256 value) { return _mm256_floor_ps(value); }
   TESSERA_SIMD std::uint32_t NotNegativeBits(__m256 value) {
     return static_cast<std::uint32_t>(

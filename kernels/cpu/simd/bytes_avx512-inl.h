@@ -90,6 +90,9 @@ struct ByteSimd {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(to),
                      _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(value)));
   }
+  TESSERA_SIMD __m512 Round(__m512 value) {
+    return _mm512_roundscale_ps(value, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  }
   TESSERA_SIMD __m512 Floor(__m512 value) {
     return _mm512_roundscale_ps(value, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
   }
