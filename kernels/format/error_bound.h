@@ -60,6 +60,15 @@ inline constexpr ErrorBound kCpuPackedErrorBound = {.base = 0x1p-20, .per_logit_
 // queries and weights are rounded to bf16: 2^-9 each on average and 2^-8 at worst.
 inline constexpr ErrorBound kCpuBf16PackedErrorBound = {.base = 0x1p-7, .per_logit_mass = 0x1p-8};
 
+// Over planes, each |q'_c| counts as the largest of its plane and M includes scale * sum |q_c
+// mu_c|. Queries are rounded to int8 codes, by at most 1/254 of the plane's largest channel; an
+// output moves by up to twice the error of its logits.
+inline constexpr ErrorBound kReferencePlanesErrorBound = {.base = 0x1p-23,
+                                                          .per_logit_mass = 0x1p-6};
+// CPU over planes: in addition, weights times scales are rounded to 8 bits of the largest in eight
+// quads, by at most 1/510 of it for each of 32 rows. The typical error is 2^-9.
+inline constexpr ErrorBound kCpuPlanesErrorBound = {.base = 0x1p-4, .per_logit_mass = 0x1p-6};
+
 // `observe`: if a row's share of a key is a, then |result - a| <= a * bound.At(M). The error has
 // two sources, the key's logit and the largest logit, so it is twice that of attention.
 inline constexpr ErrorBound kCpuObserveErrorBound = {.base = 0x1p-20, .per_logit_mass = 0x1p-22};

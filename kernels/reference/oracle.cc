@@ -68,6 +68,7 @@ struct ExactLane::Source {
   RowShape key;
   RowShape value;
   std::vector<double> value_rotation;
+  std::vector<double> value_mean;
 };
 
 double* ExactLane::Rows(std::size_t elements) { return rows_.emplace_back(elements).data(); }
@@ -80,6 +81,9 @@ void ExactLane::Add(const Source& source, std::uint64_t position, double log_wei
   Unrotate(spaces_[source.space].rotation, key, source.key.channels, head_dim_, rows);
   Unrotate(source.value_rotation, value, source.value.channels, head_dim_, exact_value);
   std::copy_n(key, source.key.channels, stored);
+  const std::vector<double>& mean = spaces_[source.space].mean;
+  for (std::size_t d = 0; d < mean.size(); ++d) rows[d] += mean[d];
+  for (std::size_t d = 0; d < source.value_mean.size(); ++d) exact_value[d] += source.value_mean[d];
   entries_.push_back(
       {.position = position,
        .log_weight = log_weight,
@@ -94,12 +98,13 @@ ExactLane::ExactLane(const LaneView& lane, const LayerGeometry& geometry)
     : head_dim_(geometry.head_dim) {
   double key[kMaxChannels];
   double value[kMaxChannels];
-  spaces_.push_back({.channels = head_dim_, .rotation = {}});
+  spaces_.push_back({.channels = head_dim_, .rotation = {}, .mean = {}, .planes = 0});
   for (std::uint32_t s = 0; s < lane.segment_count; ++s) {
     const SegmentView& segment = lane.segments[s];
     const TileShape& shape = segment.shape;
     const TileLayout layout = LayoutOf(shape);
-    Source source = {.space = 0, .key = shape.key, .value = shape.value, .value_rotation = {}};
+    Source source = {
+        .space = 0, .key = shape.key, .value = shape.value, .value_rotation = {}, .value_mean = {}};
     if (shape.packed()) {
       const RotationView& rotation = segment.rotation;
       source.space = static_cast<std::uint32_t>(spaces_.size());
@@ -107,7 +112,10 @@ ExactLane::ExactLane(const LaneView& lane, const LayerGeometry& geometry)
                                            std::size_t{shape.value.channels} * head_dim_);
       spaces_.push_back({.channels = shape.key.channels,
                          .rotation = ReadRotation(rotation.key, rotation.type,
-                                                  std::size_t{shape.key.channels} * head_dim_)});
+                                                  std::size_t{shape.key.channels} * head_dim_),
+                         .mean = ReadRotation(rotation.key_mean, ElementType::kBf16, head_dim_),
+                         .planes = shape.key_planes.planes()});
+      source.value_mean = ReadRotation(rotation.value_mean, ElementType::kBf16, head_dim_);
     }
     for (std::uint32_t e = 0; e < segment.entries; ++e) {
       const std::byte* tile = segment.arena + segment.tile_offsets[e / kTileEntries];
@@ -120,7 +128,8 @@ ExactLane::ExactLane(const LaneView& lane, const LayerGeometry& geometry)
   }
   const TileShape shape = DenseShape(head_dim_, geometry.type);
   const TileLayout layout = LayoutOf(shape);
-  const Source source = {.space = 0, .key = shape.key, .value = shape.value, .value_rotation = {}};
+  const Source source = {
+      .space = 0, .key = shape.key, .value = shape.value, .value_rotation = {}, .value_mean = {}};
   for (std::uint64_t t = lane.tail.begin; t < lane.tail.end; ++t) {
     const std::byte* tile =
         lane.tail.ring + (t / kTileEntries) % lane.tail.ring_tiles * std::size_t{layout.bytes};
@@ -155,6 +164,15 @@ struct ExactQuery {
         }
         magnitudes[c] = std::max(std::fabs(sum), mean_channel);
       }
+      double with_mean = 0;
+      for (std::size_t d = 0; d < space.mean.size(); ++d) {
+        with_mean += std::fabs(row[d] * space.mean[d]);
+      }
+      mean_mass.push_back(with_mean);
+      const std::uint32_t plane = space.planes == 0 ? 1 : space.channels / space.planes;
+      for (auto first = magnitudes.begin(); first != magnitudes.end(); first += plane) {
+        std::fill_n(first, plane, *std::max_element(first, first + plane));
+      }
     }
   }
 
@@ -170,7 +188,7 @@ struct ExactQuery {
 
   double Mass(const ExactLane::Entry& entry) const {
     const std::vector<double>& magnitudes = rotated[entry.space];
-    double sum = 0;
+    double sum = mean_mass[entry.space];
     for (std::size_t c = 0; c < magnitudes.size(); ++c) {
       sum += magnitudes[c] * std::fabs(entry.stored[c]);
     }
@@ -180,6 +198,7 @@ struct ExactQuery {
   const LayerGeometry& geometry;
   std::vector<double> row;
   std::vector<std::vector<double>> rotated;  // per space: |R_k q|
+  std::vector<double> mean_mass;             // per space: sum |q_d mu_d|
 };
 
 }  // namespace

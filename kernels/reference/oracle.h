@@ -13,7 +13,8 @@
 
 namespace tessera::kernels {
 
-// The entries of a lane in lane order, with packed rows rotated back: k = R_k^T k', v = R_v^T v'.
+// The entries of a lane in lane order, with packed rows rotated back: k = R_k^T k', v = R_v^T v',
+// plus the means of a book.
 // Built once, it serves all queries of a test.
 class ExactLane {
  public:
@@ -30,6 +31,8 @@ class ExactLane {
   struct Space {
     std::uint32_t channels;
     std::vector<double> rotation;  // R_k, [channels][head_dim]; empty: identity
+    std::vector<double> mean;      // mu_k of planes; empty: zeros
+    std::uint32_t planes;          // whose queries are rounded together; 0: not rounded
   };
 
   ExactLane(const LaneView& lane, const LayerGeometry& geometry);

@@ -200,7 +200,8 @@ void TestBatch::JudgeRow(const ErrorBound& bound, const AttendItem& item, const 
                            rounding.relative * std::fabs(exact[c]) * (1 + error) +
                            rounding.absolute;
     const bool within = std::fabs(got - exact[c]) <= allowed &&
-                        std::fabs(got) <= answer.value_peak * (1 + 0x1p-6) + rounding.absolute;
+                        std::fabs(got) <= answer.value_peak * (1 + std::max(0x1p-6, bound.base)) +
+                                              rounding.absolute;
     ASSERT_TRUE(within) << "row " << row << " channel " << c << ": " << got << ", exact "
                         << exact[c] << ", allowed " << allowed << "; visible " << answer.visible
                         << ", logit mass " << answer.logit_mass;

@@ -40,6 +40,9 @@ class AttendPackedConformance : public AttendConformance {};
 // The same with block selection (attend_selection_test.cc).
 class AttendSelection : public AttendConformance {};
 
+// The same for lanes with planes and signs.
+class AttendPlanes : public AttendConformance {};
+
 inline std::string SubjectName(const testing::TestParamInfo<std::shared_ptr<AttendSubject>>& info) {
   return std::string(info.param->name());
 }

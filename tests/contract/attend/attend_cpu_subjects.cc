@@ -20,6 +20,9 @@ class CpuSubject final : public AttendSubject {
     return name() == "reference" ? kReferenceErrorBound : kCpuErrorBound;
   }
   ErrorBound bound_of(const TileShape& shape) const override {
+    if (shape.planes()) {
+      return name() == "reference" ? kReferencePlanesErrorBound : kCpuPlanesErrorBound;
+    }
     if (!shape.packed()) return bound(ElementsOf(shape.format));
     if (name() == "reference") return kReferencePackedErrorBound;
     const bool pairs = name() == "avx512bf16" && ValuesOf(shape.format) != ValueType::kFp16;
@@ -55,6 +58,7 @@ std::vector<std::shared_ptr<AttendSubject>> CpuSubjects() {
 INSTANTIATE_TEST_SUITE_P(Cpu, AttendConformance, testing::ValuesIn(CpuSubjects()), SubjectName);
 INSTANTIATE_TEST_SUITE_P(Cpu, AttendPackedConformance, testing::ValuesIn(CpuSubjects()),
                          SubjectName);
+INSTANTIATE_TEST_SUITE_P(Cpu, AttendPlanes, testing::ValuesIn(CpuSubjects()), SubjectName);
 INSTANTIATE_TEST_SUITE_P(Cpu, AttendSelection, testing::ValuesIn(CpuSubjects()), SubjectName);
 
 }  // namespace

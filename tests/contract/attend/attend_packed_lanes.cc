@@ -69,6 +69,17 @@ std::vector<float> SourceRows::Row(bool value, std::uint32_t entry) const {
 Strategy::Strategy(const TileShape& tile_shape, bool rotated, ElementType rotation_type,
                    TestRandom& random)
     : shape(tile_shape) {
+  if (shape.planes() || shape.summary == Summary::kSigns) {
+    rotations_ = std::make_unique<Rotations>(shape, ElementType::kBf16, random);
+    means_ = std::make_unique<Buffer>(4 * std::size_t{shape.head_dim});
+    for (std::uint32_t i = 0; i < 2 * shape.head_dim; ++i) {
+      StoreElement(ElementType::kBf16, means_->data(), i, NormalNumber(random));
+    }
+    rotation_ = rotations_->view();
+    rotation_.key_mean = means_->data();
+    rotation_.value_mean = means_->data() + 2 * std::size_t{shape.head_dim};
+    return;
+  }
   if (!rotated) return;
   rotations_ = std::make_unique<Rotations>(shape, rotation_type, random);
   rotation_ = SomeOf(rotations_->view(), shape, random);

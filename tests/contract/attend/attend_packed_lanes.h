@@ -29,7 +29,7 @@ struct SourceRows {
   std::vector<std::uint32_t> gaps;  // to the previous entry, if the segment has positions
 };
 
-// A shape and its rotations, shared by segments.
+// A shape and its rotations, shared by segments. Planes, and dense tiles with signs, have a book.
 struct Strategy {
   Strategy(const TileShape& shape, bool rotated, ElementType rotation_type, TestRandom& random);
   // Keys keep exactly these channels, as many as the shape has.
@@ -40,6 +40,7 @@ struct Strategy {
   TileShape shape;
 
  private:
+  std::unique_ptr<Buffer> means_;         // of a book
   std::unique_ptr<Rotations> rotations_;  // null: dense or unrotated
   RotationView rotation_;                 // a view of rotations_, possibly of one side only
 };

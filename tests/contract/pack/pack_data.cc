@@ -154,13 +154,16 @@ TileShape RandomShape(TestRandom& random, const ShapeWish& wish) {
 }
 
 std::string Describe(const TileShape& shape) {
-  constexpr const char* kFormats[] = {"?",           "dense bf16",  "dense fp16",  "dense fp32",
-                                      "packed bf16", "packed fp16", "packed int8", "packed fp8"};
+  constexpr const char* kFormats[] = {"?",           "dense bf16",  "dense fp16",
+                                      "dense fp32",  "packed bf16", "packed fp16",
+                                      "packed int8", "packed fp8",  "planes"};
   std::ostringstream text;
   text << kFormats[static_cast<std::size_t>(shape.format)] << " D " << shape.head_dim << " keys "
        << shape.key.kept << " of " << shape.key.channels << " values " << shape.value.kept << " of "
        << shape.value.channels << " g " << +shape.group << " summary "
-       << static_cast<int>(shape.summary) << " b " << +shape.block
+       << static_cast<int>(shape.summary) << " b " << +shape.block << " planes "
+       << +shape.key_planes.first << '|' << +shape.key_planes.second << ", "
+       << +shape.value_planes.first << '|' << +shape.value_planes.second
        << (shape.weights ? " weights" : "") << (shape.positions ? " positions" : "");
   return text.str();
 }
@@ -410,6 +413,15 @@ void PoisonDeadRows(const TileShape& shape, std::uint32_t rows, std::byte* tile,
                     std::byte* summaries) {
   const std::uint32_t tile_bytes = LayoutOf(shape).bytes;
   const std::uint32_t blocks = shape.block == 0 ? 0 : (rows + shape.block - 1) / shape.block;
+  const QuadLayout quad = LayoutOf(shape).quad;
+  for (std::uint32_t r = rows; shape.planes() && r < kTileEntries; ++r) {
+    std::byte* const at = tile + r / kQuadRows * quad.bytes;
+    if (r % kQuadRows == 0) std::memset(at, 0xff, quad.bytes);
+    for (std::uint32_t scale = quad.key_scales; scale < quad.bytes; scale += 8) {
+      const std::uint32_t planes = shape.key_planes.planes() + shape.value_planes.planes();
+      if (scale < quad.key_scales + 8 * planes) std::memset(at + scale + r % 4 * 2, 0xff, 2);
+    }
+  }
   for (const ArrayPlace& array : ArraysOf(shape)) {
     const std::uint32_t live = std::string(array.name).rfind("block", 0) == 0 ? blocks : rows;
     if (array.row_bytes == 0 || live >= array.rows) continue;

@@ -1,0 +1,273 @@
+// Attention over lanes with planes beside dense and packed segments, and the choice of quads by
+// signs.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <deque>
+#include <string>
+#include <vector>
+
+#include "kernels/reference/planes.h"
+#include "tests/contract/attend/attend_conformance.h"
+#include "tests/contract/attend/attend_packed_cases.h"
+
+namespace tessera::kernels {
+namespace {
+
+constexpr PlaneWidths kKeyWidths[] = {{6, 4}, {4, 2}, {8, 8}, {4, 0}, {6, 6}, {2, 2}};
+constexpr PlaneWidths kValueWidths[] = {{4, 0}, {4, 2}, {8, 0}, {6, 4}, {2, 0}};
+
+// Segments of planes that share a few books, among dense and packed ones; then a dense tail.
+struct PlanesMixture {
+  PlanesMixture(const BatchShape& batch, std::uint32_t segments, std::uint32_t most_entries,
+                std::uint32_t tail, TestRandom& random) {
+    const std::uint32_t dim = batch.geometry.head_dim;
+    std::vector<SegmentPlan> plan;
+    std::uint32_t count = tail;
+    for (std::uint32_t s = 0; s < segments; ++s) {
+      if (strategies.empty() || !random.OneIn(2)) AddStrategy(batch, random);
+      plan.push_back({.strategy = &strategies[random.Below(strategies.size())],
+                      .entries = static_cast<std::uint32_t>(random.Below(most_entries))});
+      count += plan.back().entries;
+    }
+    rows = std::make_unique<SourceRows>(dim, batch.geometry.type, count, Values::kNormal, random);
+    lane = std::make_unique<PackedLane>(*rows, 0, plan, tail, random.Below(1000), random);
+  }
+
+  void AddStrategy(const BatchShape& batch, TestRandom& random) {
+    const std::uint32_t dim = batch.geometry.head_dim;
+    TileShape shape = DenseShape(dim, batch.geometry.type);
+    if (random.OneIn(5)) {
+      shape = AnySegmentShape(batch, {.cut = true}, random);
+      if (shape.summary != Summary::kNone) shape.summary = Summary::kMean;
+    } else if (!random.OneIn(4)) {
+      shape = PlanesShape(dim, random.Pick(kKeyWidths), random.Pick(kValueWidths));
+      shape.weights = random.OneIn(2);
+      shape.positions = random.OneIn(2);
+    }
+    if ((shape.planes() && shape.key_planes.planes() == 2) || !shape.packed()) {
+      if (random.OneIn(2)) shape = WithSigns(shape);
+    }
+    strategies.push_back(AnyStrategy(shape, random));
+  }
+
+  std::string Describe() const {
+    std::string text;
+    for (const Strategy& strategy : strategies) text += "\n  " + kernels::Describe(strategy.shape);
+    return text;
+  }
+
+  std::deque<Strategy> strategies;
+  std::unique_ptr<SourceRows> rows;
+  std::unique_ptr<PackedLane> lane;
+};
+
+TEST_P(AttendPlanes, Mixtures) {
+  for (int round = 0; round < subject().rounds(60); ++round) {
+    const BatchShape shape = AnyBatch(random_);
+    const PlanesMixture mixture(shape, static_cast<std::uint32_t>(random_.Between(1, 6)),
+                                random_.OneIn(3) ? 200 : 40,
+                                static_cast<std::uint32_t>(random_.Below(70)), random_);
+    SCOPED_TRACE(Describe(shape) + mixture.Describe());
+    TestBatch batch(shape, random_);
+    AddNewest(batch, *mixture.lane, static_cast<std::uint32_t>(random_.Between(1, 12)));
+    const std::uint64_t anywhere = mixture.lane->end_position();
+    batch.AddViews({&mixture.lane->view()}, 3,
+                   anywhere - random_.Below(std::min<std::uint64_t>(anywhere, 300) + 1));
+    RunAndJudge(batch);
+    if (HasFatalFailure()) return;
+  }
+}
+
+TEST_P(AttendPlanes, SeveralParts) {
+  const BatchShape shape = AnyBatch(64, AnyElementType(random_), 2, random_);
+  for (int round = 0; round < subject().rounds(3); ++round) {
+    const PlanesMixture mixture(shape, 3, 4200, 5, random_);
+    SCOPED_TRACE(Describe(shape) + mixture.Describe());
+    TestBatch batch(shape, random_);
+    AddNewest(batch, *mixture.lane, 2);
+    RunAndJudge(batch);
+    if (HasFatalFailure()) return;
+  }
+}
+
+// The bits depend on the lane and the query only.
+TEST_P(AttendPlanes, SameBitsOnEveryExecutorAndSplit) {
+  for (int round = 0; round < subject().rounds(10); ++round) {
+    const BatchShape shape = AnyBatch(random_);
+    const PlanesMixture a(shape, 4, 300, 30, random_);
+    const PlanesMixture b(shape, 2, 100, 3, random_);
+    SCOPED_TRACE(Describe(shape) + a.Describe() + b.Describe());
+    TestBatch batch(shape, random_);
+    AddNewest(batch, *a.lane, 3);
+    AddNewest(batch, *b.lane, 7);
+    ASSERT_EQ(batch.Run(subject()).status, AttendStatus::kOk);
+    const std::vector<std::byte> expected = batch.OutputBytes();
+    batch.ExpectSameBitsOnExecutors(subject(), expected);
+    batch.ExpectSameBitsItemByItem(subject(), expected);
+    if (subject().rows_are_independent()) batch.ExpectSameBitsQueryByQuery(subject(), expected);
+    if (HasFatalFailure()) return;
+  }
+}
+
+// Planes without a whole book, and signs without the keys' side of one, are refused.
+TEST_P(AttendPlanes, MissingBooksAreRefused) {
+  const BatchShape shape = AnyBatch(64, ElementType::kBf16, 1, random_);
+  for (const TileShape& tile :
+       {PlanesShape(64, {6, 4}, {4, 0}), WithSigns(DenseShape(64, ElementType::kBf16))}) {
+    const Strategy strategy = AnyStrategy(tile, random_);
+    const SourceRows rows(64, ElementType::kBf16, 40, Values::kNormal, random_);
+    PackedLane lane(rows, 0, {{&strategy, 40}}, 0, 0, random_);
+    TestBatch batch(shape, random_);
+    AddNewest(batch, lane, 1);
+    ASSERT_EQ(batch.Run(subject()).status, AttendStatus::kOk);
+    const RotationView book = lane.segment(0).rotation;
+    const auto expect_refused = [&](RotationView view) {
+      lane.segment(0).rotation = view;
+      ASSERT_EQ(batch.Run(subject()).status, AttendStatus::kBadTile);
+    };
+    RotationView view = book;
+    view.key_mean = nullptr;
+    expect_refused(view);
+    view = book;
+    view.key = nullptr;
+    expect_refused(view);
+    view = book;
+    view.type = ElementType::kFp32;
+    expect_refused(view);
+    if (!tile.planes()) continue;
+    view = book;
+    view.value = view.value_mean = nullptr;
+    expect_refused(view);
+  }
+}
+
+// ---- signs ----
+
+class Collect final : public SelectionSink {
+ public:
+  void Take(std::uint32_t, const SelectedRun& run) override {
+    for (std::uint32_t e = 0; e < run.entries; e += kQuadRows) {
+      quads.push_back(run.first_entry / kQuadRows + e / kQuadRows);
+    }
+  }
+  std::vector<std::uint32_t> quads;
+};
+
+// A lane of one segment with signs and weights, then a tail.
+struct SignLane {
+  SignLane(const BatchShape& batch, bool planes, std::uint32_t count, TestRandom& random)
+      : entries(count),
+        rows(batch.geometry.head_dim, batch.geometry.type, count + 20, Values::kNormal, random) {
+    TileShape shape = WithSigns(planes ? PlanesShape(batch.geometry.head_dim, {6, 4}, {4, 0})
+                                       : DenseShape(batch.geometry.head_dim, batch.geometry.type));
+    shape.weights = true;
+    strategy = std::make_unique<Strategy>(AnyStrategy(shape, random));
+    std::fill(rows.weights.begin(), rows.weights.end(), 1.0f);
+    lane = std::make_unique<PackedLane>(rows, 0, std::vector<SegmentPlan>{{strategy.get(), count}},
+                                        20, 0, random);
+  }
+
+  // The score of every quad for a group of query rows, by the reference.
+  std::vector<double> Scores(const std::byte* queries, std::uint32_t group, ElementType type) {
+    const SegmentView& segment = lane->segment(0);
+    const std::uint32_t dim = segment.shape.head_dim;
+    const TileLayout layout = LayoutOf(segment.shape);
+    ScorePart part = {.runs = nullptr,
+                      .run_count = 0,
+                      .rows = nullptr,
+                      .row_count = 0,
+                      .shape = segment.shape,
+                      .layout = layout,
+                      .padded_channels = dim,
+                      .scale = 1,
+                      .scores = nullptr,
+                      .score_stride = 0};
+    std::vector<double> scores((entries + kQuadRows - 1) / kQuadRows, -HUGE_VAL);
+    for (std::uint32_t h = 0; h < group; ++h) {
+      const std::byte* row = queries + std::size_t{h} * dim * ElementBytes(type);
+      std::vector<float> rotated(dim);
+      OperationsOf(*FindImplementation("reference"))
+          .rotate({.rotation = segment.rotation.key,
+                   .rotation_type = ElementType::kBf16,
+                   .channels = dim,
+                   .head_dim = dim,
+                   .rows = &row,
+                   .row_type = type,
+                   .row_count = 1,
+                   .output = rotated.data(),
+                   .padded_channels = dim});
+      for (std::uint32_t q = 0; q < scores.size(); ++q) {
+        const std::uint32_t tile = q / kTileQuads;
+        const std::byte* summaries = lane->arena() + (lane->summary_offsets(0).empty()
+                                                          ? lane->offsets(0)[tile] + layout.bytes
+                                                          : lane->summary_offsets(0)[tile]);
+        scores[q] = std::max(scores[q], SignScore(part, rotated.data(), summaries, q % kTileQuads,
+                                                  std::min(kQuadRows, entries - q * kQuadRows)));
+      }
+    }
+    return scores;
+  }
+
+  // Gives weight 0 to entries of quads that are not in the list.
+  void DropOthers(const std::vector<std::uint32_t>& quads) {
+    const TileLayout layout = LayoutOf(lane->segment(0).shape);
+    for (std::uint32_t e = 0; e < entries; ++e) {
+      if (std::binary_search(quads.begin(), quads.end(), e / kQuadRows)) continue;
+      std::memset(lane->arena() + lane->offsets(0)[e / kTileEntries] + layout.weights +
+                      e % kTileEntries * sizeof(float),
+                  0, sizeof(float));
+    }
+  }
+
+  std::uint32_t entries;
+  SourceRows rows;
+  std::unique_ptr<Strategy> strategy;
+  std::unique_ptr<PackedLane> lane;
+};
+
+// The quads with the best scores are read, and nothing else of the segment.
+TEST_P(AttendPlanes, SignsChooseTheBestQuads) {
+  for (int round = 0; round < subject().rounds(30); ++round) {
+    BatchShape shape = AnyBatch(random_);
+    shape.geometry.sliding_window = 0;
+    const auto entries =
+        static_cast<std::uint32_t>(random_.Between(1, random_.OneIn(4) ? 3000 : 300));
+    SignLane signs(shape, random_.OneIn(2), entries, random_);
+    SCOPED_TRACE(Describe(shape) + " " + Describe(signs.strategy->shape) + " entries " +
+                 std::to_string(entries));
+    SelectionRule rule = {.rate = 0.2, .judge = SelectionRule::Judge::kLogit};
+    if (random_.OneIn(3)) rule.floor = random_.Below(400);
+    TestBatch batch(shape, random_);
+    AddNewest(batch, *signs.lane, 1);
+    batch.items()[0].selection = &rule;
+    Collect chosen;
+    InlineExecutor executor;
+    ASSERT_EQ(subject().Choose(batch.batch(), executor, chosen).status, AttendStatus::kOk);
+
+    std::vector<double> scores =
+        signs.Scores(batch.query(0), shape.geometry.group(), shape.geometry.type);
+    const auto budget = std::max<std::uint64_t>(
+        static_cast<std::uint64_t>(std::ceil(0.2 * entries - 1e-6)), rule.floor);
+    std::uint64_t taken = 0;
+    double least = HUGE_VAL;
+    for (std::uint32_t q : chosen.quads) {
+      taken += std::min(kQuadRows, entries - q * kQuadRows);
+      // A partial last quad is always read.
+      if ((q + 1) * kQuadRows <= entries) least = std::min(least, scores[q]);
+    }
+    ASSERT_GE(taken, std::min<std::uint64_t>(budget, entries));
+    ASSERT_LT(taken, budget + kQuadRows);
+    for (std::uint32_t q = 0; q < scores.size(); ++q) {
+      if (std::binary_search(chosen.quads.begin(), chosen.quads.end(), q)) continue;
+      ASSERT_LE(scores[q], least + std::fabs(least) * 1e-5) << "quad " << q << " was not taken";
+    }
+    ASSERT_EQ(batch.Run(subject()).status, AttendStatus::kOk);
+    signs.DropOthers(chosen.quads);
+    batch.Judge(subject(), random_);
+    if (HasFatalFailure()) return;
+  }
+}
+
+}  // namespace
+}  // namespace tessera::kernels
