@@ -74,7 +74,9 @@ class Encoder {
                                .layout = layout_,
                                .prepared = prepared_.data(),
                                .tile = tile.to.tile,
-                               .summaries = tile.to.summaries});
+                               .summaries = tile.to.summaries,
+                               .key_error_limit = strategies_[tile.strategy].limits.key,
+                               .value_error_limit = strategies_[tile.strategy].limits.value});
   }
 
  private:

@@ -51,10 +51,17 @@ struct UnusableRow {
   std::uint32_t channel;
 };
 
+// The largest squared errors of a row that may be stored (kernels::EncodeJob); planes only.
+struct ErrorLimits {
+  float key = __builtin_inff();
+  float value = __builtin_inff();
+};
+
 // How a tile is stored. The rotations are in the pool; null means identity.
 struct TileStrategy {
   kernels::TileShape shape;
   kernels::RotationView rotation;
+  ErrorLimits limits = {};
 };
 
 // Address of a tile and of its block summaries; null if its shape has none.

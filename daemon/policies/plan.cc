@@ -1,5 +1,7 @@
 #include "daemon/policies/plan.h"
 
+#include "daemon/base/strings.h"
+
 namespace tessera::policies {
 
 std::optional<kernels::SelectionRule> SelectionOf(const Policy& policy, std::uint32_t layer) {
@@ -29,6 +31,15 @@ kernels::TileShape KeyChannelShape(const KeyChannelPolicy& policy,
   const auto kept = static_cast<std::uint16_t>(KeptKeyChannels(policy, geometry.head_dim));
   shape.key = {.channels = kept, .kept = kept};
   return shape;
+}
+
+kernels::TileShape PlanesShape(const PlanesPolicy& policy, std::uint32_t head_dim) {
+  return kernels::PlanesShape(head_dim, policy.key, policy.value);
+}
+
+std::string WidthsText(const kernels::PlaneWidths& widths) {
+  if (widths.planes() < 2) return std::to_string(widths.first);
+  return Concat(widths.first + 0, "|", widths.second + 0);
 }
 
 static_assert(static_cast<int>(kernels::ValueType::kBf16) ==

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 
 #include "daemon/policies/policy.h"
 #include "kernels/format/layer_geometry.h"
@@ -23,5 +24,10 @@ std::uint32_t KeptKeyChannels(const KeyChannelPolicy& policy, std::uint32_t head
 // have no R_v. All rows keep the same channels, so there are no bitmaps.
 kernels::TileShape KeyChannelShape(const KeyChannelPolicy& policy,
                                    const kernels::LayerGeometry& geometry);
+
+// The shape of rows as codes. The policy must have passed CheckFor.
+kernels::TileShape PlanesShape(const PlanesPolicy& policy, std::uint32_t head_dim);
+// "6|4", as users write widths.
+std::string WidthsText(const kernels::PlaneWidths& widths);
 
 }  // namespace tessera::policies

@@ -34,6 +34,16 @@ struct MosaicPolicy {
   double pressed = 0;
 };
 
+// Stores rows as integer codes of a few bits (kernels/format/planes.h), coded with a book: a mean
+// and a rotation for each lane of the model.
+struct PlanesPolicy {
+  kernels::PlaneWidths key = {6, 4};
+  kernels::PlaneWidths value = {4, 0};
+  std::uint64_t sinks = 4;         // first tokens of a lane that stay dense, in whole tiles
+  std::uint64_t recent = 128;      // newest tokens that stay dense
+  std::uint64_t book_rows = 1024;  // dense rows of a lane that its book is made from
+};
+
 // Drops key channels, the same ones from every token but the newest; values are unchanged (ThinK).
 // Each kv head chooses its channels at the end of a prompt.
 struct KeyChannelPolicy {
@@ -59,8 +69,9 @@ struct Policy {
   std::string text = "dense";          // canonical; parses to an equal policy
   std::optional<TokenPolicy> tokens;   // which tokens are kept; nullopt: all
   std::optional<TokenPolicy> merging;  // which kept tokens are merged; nullopt: none
-  // At most one of these three is set.
+  // At most one of these four is set.
   std::optional<MosaicPolicy> mosaic;
+  std::optional<PlanesPolicy> planes;
   std::optional<KeyChannelPolicy> key_channels;
   std::optional<SummaryPolicy> summaries;
   std::optional<SelectionPolicy> selection;  // nullopt: attention reads everything
@@ -69,8 +80,8 @@ struct Policy {
   bool drops_entries() const { return tokens.has_value() || merging.has_value(); }
   // Whether all rows are stored uncompressed and without summaries.
   bool dense() const {
-    return !drops_entries() && !mosaic.has_value() && !key_channels.has_value() &&
-           !summaries.has_value();
+    return !drops_entries() && !mosaic.has_value() && !planes.has_value() &&
+           !key_channels.has_value() && !summaries.has_value();
   }
   // Whether tokens or channels are chosen layer by layer, mostly from the worker's observations.
   bool chooses() const { return drops_entries() || key_channels.has_value(); }

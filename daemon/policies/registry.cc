@@ -12,15 +12,15 @@ namespace tessera::policies {
 namespace {
 
 constexpr std::array kKinds = {
-    &kDense,  &kChunkKv,   &kSemanticKv, &kLaCache,      &kStreaming, &kH2o,
-    &kSnapKv, &kPyramidKv, &kTova,       &kSemantiCache, &kMosaicKv,  &kThink,
-    &kQuest,  &kSelect,    &kBf16,       &kFp16,         &kInt8,      &kFp8,
+    &kDense,     &kChunkKv, &kSemanticKv,   &kLaCache,  &kStreaming, &kH2o,   &kSnapKv,
+    &kPyramidKv, &kTova,    &kSemantiCache, &kMosaicKv, &kPlanes,    &kThink, &kQuest,
+    &kSelect,    &kBf16,    &kFp16,         &kInt8,     &kFp8,
 };
 
 // In the order of kKinds.
 constexpr std::array<const TermKind*, kSystems> kSystemKinds = {
-    &kChunkKv,   &kSemanticKv, &kLaCache,      &kStreaming, &kH2o,   &kSnapKv,
-    &kPyramidKv, &kTova,       &kSemantiCache, &kMosaicKv,  &kThink, &kQuest,
+    &kChunkKv, &kSemanticKv,   &kLaCache,  &kStreaming, &kH2o,   &kSnapKv, &kPyramidKv,
+    &kTova,    &kSemantiCache, &kMosaicKv, &kPlanes,    &kThink, &kQuest,
 };
 
 }  // namespace
@@ -35,6 +35,8 @@ std::optional<std::size_t> SystemOf(const Policy& policy) {
     system = &KindOf(*policy.merging);
   } else if (policy.mosaic.has_value()) {
     system = &kMosaicKv;
+  } else if (policy.planes.has_value()) {
+    system = &kPlanes;
   } else if (policy.key_channels.has_value()) {
     system = &kThink;
   } else if (policy.summaries.has_value()) {

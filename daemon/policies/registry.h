@@ -35,6 +35,16 @@ struct Term {
   Values values;
 };
 
+// A word that stands for values of options, as in "planes:small".
+struct Preset {
+  std::string_view name;
+  struct Setting {
+    std::string_view option;
+    std::string_view word;  // for options of type kWord
+  };
+  std::span<const Setting> settings;
+};
+
 struct TermKind {
   std::string_view name;
   std::string_view is;          // one sentence for users, without a full stop
@@ -43,6 +53,7 @@ struct TermKind {
   Decides decides;
   bool own_summaries = false;  // defines the block summaries, also of packed rows
   std::span<const Option> options = {};
+  std::span<const Preset> presets = {};
   // Checks combinations of options and of terms: returns the conflict, or "". Null: there can be
   // none. Limits of single options are checked by the parser.
   std::string (*check)(const Term& term, std::span<const Term> all) = nullptr;
@@ -58,7 +69,7 @@ struct TermKind {
 std::span<const TermKind* const> TermKinds();
 
 // The terms that re-encode or drop rows, and thus free memory: the systems.
-inline constexpr std::size_t kSystems = 12;
+inline constexpr std::size_t kSystems = 13;
 std::span<const TermKind* const, kSystems> Systems();
 // Index in Systems() of the policy's first system, in the order of its text; nullopt: it has none.
 std::optional<std::size_t> SystemOf(const Policy& policy);

@@ -20,6 +20,7 @@ extern const TermKind kSnapKv;
 extern const TermKind kPyramidKv;
 extern const TermKind kTova;
 extern const TermKind kMosaicKv;
+extern const TermKind kPlanes;
 extern const TermKind kThink;
 extern const TermKind kQuest;
 extern const TermKind kSelect;

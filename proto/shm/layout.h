@@ -133,7 +133,7 @@ struct SegmentRef {
   std::uint64_t tile_table;      // pool offset of the table of 64-bit tile offsets
   std::uint64_t first_position;  // of entry 0, or the base of the tiles' position words
   std::uint64_t position_span;   // positions are below first_position + span; 0: `entries`
-  std::uint64_t rotations;       // pool offset of R_k, then R_v, if flags name them; 0: none
+  std::uint64_t rotations;       // pool offset of what flags name: R_k, R_v, or a book; 0: none
   std::uint32_t entries;         // of the segment that belong to this snapshot
   std::uint16_t head_dim;
   std::uint16_t key_channels;
@@ -146,13 +146,15 @@ struct SegmentRef {
   std::uint8_t rotation_type;  // kernels::ElementType
   std::uint16_t value_channels;
   std::uint16_t value_kept;
-  std::uint8_t reserved[4];
-  std::uint64_t summary_table;  // pool offset of the table of block summary offsets, if summary
+  std::uint8_t key_planes[2];    // kernels::PlaneWidths; 0 in other formats
+  std::uint8_t value_planes[2];  // likewise
+  std::uint64_t summary_table;   // pool offset of the table of block summary offsets, if summary
 };
 static_assert(offsetof(SegmentRef, entries) == 32);
 static_assert(offsetof(SegmentRef, format) == 42);
 static_assert(offsetof(SegmentRef, rotation_type) == 47);
 static_assert(offsetof(SegmentRef, value_kept) == 50);
+static_assert(offsetof(SegmentRef, value_planes) == 54);
 static_assert(offsetof(SegmentRef, summary_table) == 56);
 static_assert(sizeof(SegmentRef) == 64);
 
@@ -161,6 +163,7 @@ enum SegmentFlags : std::uint8_t {
   kSegmentHasPositions = 2,
   kSegmentRotatesKeys = 4,    // the segment has an R_k: its keys are rotated
   kSegmentRotatesValues = 8,  // the segment has an R_v: its values are rotated
+  kSegmentHasBook = 16,       // R_k, R_v and means, laid out as kernels::BookLayout
 };
 
 // ---- Control page ------------------------------------------------------------------------------
@@ -251,6 +254,7 @@ constexpr std::uint64_t Fingerprint() {
       offsetof(SegmentRef, format),
       offsetof(SegmentRef, rotation_type),
       offsetof(SegmentRef, value_kept),
+      offsetof(SegmentRef, value_planes),
       offsetof(SegmentRef, summary_table),
       sizeof(ControlPage),
       offsetof(ControlPage, step_waits),

@@ -32,10 +32,18 @@ bool EntriesFit(const SegmentRef& ref, const kernels::TileShape& shape) {
   return span <= ~std::uint64_t{0} - ref.first_position;
 }
 
-// Returns false if the rotations lie outside the pool, or if channels are cut without a rotation.
+// Returns false if the rotations lie outside the pool, or if the shape needs others.
 bool FindRotations(const SegmentRef& ref, const kernels::TileShape& shape, const MappedArena& pool,
                    kernels::RotationView& rotation) {
   if (ref.rotations == 0) return kernels::HasRequiredRotations(shape, rotation);
+  if ((ref.flags & kSegmentHasBook) != 0) {
+    if (ref.rotations % kObjectAlignment != 0 ||
+        !pool.Holds(ref.rotations, kernels::BookLayoutOf(shape.head_dim).bytes)) {
+      return false;
+    }
+    rotation = kernels::BookAt(pool.base + ref.rotations, shape.head_dim);
+    return kernels::HasRequiredRotations(shape, rotation);
+  }
   if (!shape.packed() || !kernels::IsElementType(ref.rotation_type)) return false;
   rotation.type = static_cast<kernels::ElementType>(ref.rotation_type);
   const bool keys = (ref.flags & kSegmentRotatesKeys) != 0;

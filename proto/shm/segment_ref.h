@@ -16,6 +16,10 @@ inline void SetShape(const kernels::TileShape& shape, SegmentRef& ref) {
   ref.group = shape.group;
   ref.summary = static_cast<std::uint8_t>(shape.summary);
   ref.block = shape.block;
+  ref.key_planes[0] = shape.key_planes.first;
+  ref.key_planes[1] = shape.key_planes.second;
+  ref.value_planes[0] = shape.value_planes.first;
+  ref.value_planes[1] = shape.value_planes.second;
   ref.flags = static_cast<std::uint8_t>((shape.weights ? kSegmentHasWeights : 0) |
                                         (shape.positions ? kSegmentHasPositions : 0));
 }
@@ -30,7 +34,9 @@ inline kernels::TileShape ShapeOf(const SegmentRef& ref) {
           .summary = static_cast<kernels::Summary>(ref.summary),
           .block = ref.block,
           .weights = (ref.flags & kSegmentHasWeights) != 0,
-          .positions = (ref.flags & kSegmentHasPositions) != 0};
+          .positions = (ref.flags & kSegmentHasPositions) != 0,
+          .key_planes = {ref.key_planes[0], ref.key_planes[1]},
+          .value_planes = {ref.value_planes[0], ref.value_planes[1]}};
 }
 
 }  // namespace tessera::shm

@@ -41,6 +41,8 @@ struct TenantCounters {
   metrics::DurationHistogram match_waits{metrics::kMoveBounds};
 };
 
+class BookShelf;
+
 struct TenantMemory {
   Directory* directory;
   pool::Pool* pool;
@@ -55,6 +57,7 @@ struct TenantMemory {
   // For heap memory that the tenant causes: it counts against the tenant's limit and against the
   // node's memory, like bytes of the pool. Otherwise objects without rows would be unlimited.
   pool::Account* heap;
+  BookShelf* books;
 };
 
 }  // namespace tessera::cache

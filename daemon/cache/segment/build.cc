@@ -54,8 +54,8 @@ absl::StatusOr<std::optional<std::size_t>> Encode(const TenantMemory& memory, co
                                                   kernels::ElementType type, std::uint64_t rows,
                                                   std::span<const device::TilePlace> tiles,
                                                   SourceOf source) {
-  const device::TileStrategy strategy = {.shape = form.shape,
-                                         .rotation = ViewOf(form.rotations, form.shape)};
+  const device::TileStrategy strategy = {
+      .shape = form.shape, .rotation = ViewOf(form.rotations, form.shape), .limits = form.limits};
   std::vector<device::TileEncode> jobs;
   for (std::size_t i = 0; i < tiles.size(); ++i) {
     const Source from = source(i);
@@ -232,8 +232,19 @@ absl::Status StoreRotations(const TenantMemory& memory, std::span<const Rotation
   return absl::InvalidArgumentError("a rotation matrix contains a value that is not finite");
 }
 
+absl::StatusOr<std::shared_ptr<const Rotations>> StoreBook(const TenantMemory& memory,
+                                                           std::span<const std::byte> book) {
+  absl::StatusOr<pool::Block> block = AllocateRotations(memory, book.size());
+  if (!block.ok()) return block.status();
+  absl::Status status = memory.device->Write(block->data(), book.data(), book.size());
+  if (!status.ok()) return status;
+  return std::make_shared<const Rotations>(
+      Rotations{.block = *std::move(block), .type = kernels::ElementType::kBf16, .is_book = true});
+}
+
 kernels::RotationView ViewOf(const Rotations* rotations, const kernels::TileShape& shape) {
   if (rotations == nullptr) return {};
+  if (rotations->is_book) return kernels::BookAt(rotations->block.data(), shape.head_dim);
   kernels::RotationView view = {.type = rotations->type};
   const std::byte* at = rotations->block.data();
   if (rotations->turns_keys) {

@@ -29,6 +29,10 @@ struct RotationStore {
 };
 absl::Status StoreRotations(const TenantMemory& memory, std::span<const RotationStore> stores);
 
+// Stores a book from host memory.
+absl::StatusOr<std::shared_ptr<const Rotations>> StoreBook(const TenantMemory& memory,
+                                                           std::span<const std::byte> book);
+
 kernels::RotationView ViewOf(const Rotations* rotations, const kernels::TileShape& shape);
 
 // Gives a segment without tiles the tiles for `entries`, and a table. The caller stores `words`,
@@ -54,9 +58,11 @@ struct HostRows {
 struct TileForm {
   kernels::TileShape shape;
   const Rotations* rotations = nullptr;
+  device::ErrorLimits limits = {};
 };
 // Encodes rows into tiles of 32 rows; the last may be partial. A dense shape is a plain copy.
-// Returns the first tile that cannot represent its rows because a value would not be finite.
+// Returns the first tile that cannot represent its rows: a value would not be finite, or an error
+// is beyond the form's limits.
 absl::StatusOr<std::optional<std::size_t>> EncodeRows(const TenantMemory& memory,
                                                       const TileForm& form, const HostRows& rows,
                                                       std::span<const device::TilePlace> tiles);

@@ -37,9 +37,7 @@ struct HeldSegment {
     if (const Rotations* rotations = segment->rotations()) {
       ref.rotations = rotations->block.offset();
       ref.rotation_type = static_cast<std::uint8_t>(rotations->type);
-      ref.flags = static_cast<std::uint8_t>(
-          ref.flags | (rotations->turns_keys ? shm::kSegmentRotatesKeys : 0) |
-          (rotations->turns_values ? shm::kSegmentRotatesValues : 0));
+      ref.flags = static_cast<std::uint8_t>(ref.flags | rotations->flags());
     }
     return ref;
   }

@@ -165,8 +165,9 @@ absl::Status Packer::NameUnfit(const Batch& batch, std::size_t tile) {
   return absl::InvalidArgumentError(
       Concat("layer ", item.layer, ", kv head ", item.kv_head, ": ", what,
              " is not finite when stored as ",
-             shape.packed() ? kernels::ValueTypeName(kernels::ValuesOf(shape.format))
-                            : kernels::ElementName(kernels::ElementsOf(shape.format))));
+             shape.planes()   ? "planes"
+             : shape.packed() ? kernels::ValueTypeName(kernels::ValuesOf(shape.format))
+                              : kernels::ElementName(kernels::ElementsOf(shape.format))));
 }
 
 // ---- inspection

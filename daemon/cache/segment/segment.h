@@ -39,13 +39,21 @@ namespace tessera::cache {
 // A segment that would grow longer is closed, and the next one is opened.
 using shm::kMaxSegmentEntries;
 
-// R_k, then R_v, in the pool; either may be absent. Shared by the segments of a lane that have the
-// same strategy.
+// R_k, then R_v, in the pool; either may be absent. Or a book: R_k, R_v and the means, laid out as
+// kernels::BookLayout. Shared by the segments of a lane that have the same strategy, and a book by
+// the lanes of several sequences.
 struct Rotations {
   pool::Block block;
   kernels::ElementType type;
   bool turns_keys = true;  // R_k is present
   bool turns_values = true;
+  bool is_book = false;
+
+  std::uint8_t flags() const {
+    if (is_book) return shm::kSegmentHasBook;
+    return static_cast<std::uint8_t>((turns_keys ? shm::kSegmentRotatesKeys : 0) |
+                                     (turns_values ? shm::kSegmentRotatesValues : 0));
+  }
 };
 
 // The loss of a strategy for K and V: the mean over rows of 1 - |kept|^2 / |row|^2, measured on

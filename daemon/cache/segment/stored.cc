@@ -124,7 +124,8 @@ absl::StatusOr<std::shared_ptr<const StoredRotations>> Offloading::Store(
       StoredRotations{.blob = *std::move(blob),
                       .type = rotations.type,
                       .turns_keys = rotations.turns_keys,
-                      .turns_values = rotations.turns_values});
+                      .turns_values = rotations.turns_values,
+                      .is_book = rotations.is_book});
   return known;
 }
 
@@ -195,7 +196,8 @@ absl::StatusOr<std::shared_ptr<const Rotations>> Restoring::Reserve(const Stored
   known = std::make_shared<const Rotations>(Rotations{.block = *std::move(block),
                                                       .type = stored.type,
                                                       .turns_keys = stored.turns_keys,
-                                                      .turns_values = stored.turns_values});
+                                                      .turns_values = stored.turns_values,
+                                                      .is_book = stored.is_book});
   return known;
 }
 

@@ -22,12 +22,13 @@ struct StoredBlob {
   pool::Charge charge;
 };
 
-// R_k and R_v, byte for byte. Shared by the segments of a lane that share them in the pool.
+// Rotations, byte for byte. Shared by the segments of a lane that share them in the pool.
 struct StoredRotations {
   StoredBlob blob;
   kernels::ElementType type;
   bool turns_keys;
   bool turns_values;
+  bool is_book;
   std::uint64_t bytes() const { return blob.blob.bytes(); }
 };
 

@@ -47,17 +47,17 @@ absl::StatusOr<std::unique_ptr<Tenant>> Tenant::Create(const Options& options) {
                          .on_extent_gone = options.on_attention});
   if (!directory.ok()) return directory.status();
   tenant->directory_ = *std::move(directory);
-  absl::StatusOr<std::unique_ptr<pool::Pool>> pool = pool::Pool::Create(
-      {.arena = {.extent_bytes = options.pool_extent_bytes,
-                 .limit_bytes = options.pool_limit_bytes,
-                 .node = &tenant->held_,
-                 .tag = pool::MemoryTag::kPoolExtents,
-                 .source = &options.device->pool_memory()},
-       .slab_bytes = kPoolSlabBytes,
-       .tenant = &tenant->account_,
-       .observer = tenant->directory_->pool_observer(),
-       .waits_for_importers = options.device->description().waits_for_importers,
-       .clears = !options.device->description().waits_for_importers});
+  absl::StatusOr<std::unique_ptr<pool::Pool>> pool =
+      pool::Pool::Create({.arena = {.extent_bytes = options.pool_extent_bytes,
+                                    .limit_bytes = options.pool_limit_bytes,
+                                    .node = &tenant->held_,
+                                    .tag = pool::MemoryTag::kPoolExtents,
+                                    .source = &options.device->pool_memory()},
+                          .slab_bytes = kPoolSlabBytes,
+                          .tenant = &tenant->account_,
+                          .observer = tenant->directory_->pool_observer(),
+                          .waits_for_importers = options.device->description().waits_for_importers,
+                          .clears = !options.device->description().waits_for_importers});
   if (!pool.ok()) return pool.status();
   tenant->pool_ = *std::move(pool);
   tenant->epochs_ =
@@ -85,7 +85,8 @@ absl::StatusOr<std::unique_ptr<Tenant>> Tenant::Create(const Options& options) {
                      .offloaded = &tenant->offloaded_,
                      .host_tier = options.host_tier,
                      .clock = options.clock,
-                     .heap = &tenant->heap_};
+                     .heap = &tenant->heap_,
+                     .books = &tenant->books_};
   return tenant;
 }
 
@@ -186,7 +187,7 @@ Tenant::Freed Tenant::EndSession(SessionId id) {
       model.users.erase(id);
       if (model.users.empty()) model.held = nullptr;
     }
-    absl::erase_if(models_, [](const auto& entry) { return entry.second.model.expired(); });
+    ForgetUnusedModels();
   }
   session->CountSteps(counters_);
   return freed;
@@ -217,6 +218,14 @@ std::vector<std::shared_ptr<SessionState>> Tenant::Sessions() const {
 
 // ---- models
 
+void Tenant::ForgetUnusedModels() {
+  absl::erase_if(models_, [this](const auto& entry) {
+    if (!entry.second.model.expired()) return false;
+    books_.Drop(entry.first);
+    return true;
+  });
+}
+
 absl::StatusOr<std::shared_ptr<const Model>> Tenant::RegisterModel(ModelSpec spec,
                                                                    SessionId session) {
   absl::StatusOr<Model> model =
@@ -227,7 +236,7 @@ absl::StatusOr<std::shared_ptr<const Model>> Tenant::RegisterModel(ModelSpec spe
   if (session.valid() && !sessions_.contains(session)) {
     return absl::UnauthenticatedError(Concat(session.ToString(), " has ended"));
   }
-  absl::erase_if(models_, [](const auto& entry) { return entry.second.model.expired(); });
+  ForgetUnusedModels();
   for (auto& [id, registered] : models_) {
     const std::shared_ptr<const Model> known = registered.model.lock();
     if (known == nullptr || known->spec().name != model->spec().name) continue;

@@ -19,6 +19,7 @@
 #include "daemon/cache/memory/tenant_memory.h"
 #include "daemon/cache/model/model.h"
 #include "daemon/cache/prefix/prefix_store.h"
+#include "daemon/cache/segment/book_shelf.h"
 #include "daemon/cache/sequence/sequence.h"
 #include "daemon/cache/tenant/session_state.h"
 #include "daemon/pool/epochs.h"
@@ -187,6 +188,7 @@ class Tenant {
   };
   explicit Tenant(const Options& options);
   std::uint64_t NextId();
+  void ForgetUnusedModels() TESSERA_REQUIRES(mutex_);
   absl::Status AdmitSequence(const std::shared_ptr<Sequence>& sequence, SessionState& session);
   absl::Status FreeIfOwned(SequenceId id, SessionId owner, Freed* freed = nullptr);
   absl::StatusOr<std::vector<std::shared_ptr<Sequence>>> FindAllOwned(
@@ -205,6 +207,7 @@ class Tenant {
   std::unique_ptr<Directory> directory_;
   std::unique_ptr<pool::Pool> pool_;
   std::unique_ptr<pool::Epochs> epochs_;
+  BookShelf books_;
   TenantMemory memory_{};
   std::shared_ptr<pool::PinSource> own_pins_;
   std::unique_ptr<shm::ReaderSlot[]> own_slots_;

@@ -47,6 +47,7 @@ bool ChannelReducer::IsShared(const HeldSegment& held) const {
 }
 
 absl::StatusOr<std::shared_ptr<Segment>> ChannelReducer::Thinner(const HeldSegment& held) const {
+  if (held.segment->shape().planes()) return std::shared_ptr<Segment>();
   const std::optional<kernels::TileShape> shape =
       kernels::ReducedShape(held.segment->shape(), options_.share);
   if (!shape.has_value()) return std::shared_ptr<Segment>();

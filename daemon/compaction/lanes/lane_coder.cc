@@ -37,7 +37,9 @@ LaneCoder::LaneCoder(const Options& options, const cache::OpenRun& run)
 
 // The segment's form, if new rows can take it.
 std::optional<LaneCoder::Form> LaneCoder::FormOf(const cache::Segment* segment) {
-  if (segment == nullptr || !segment->shape().packed()) return std::nullopt;
+  if (segment == nullptr || !segment->shape().packed() || segment->shape().planes()) {
+    return std::nullopt;
+  }
   kernels::TileShape shape = segment->shape();
   // New rows are consecutive tokens of weight 1.
   shape.weights = shape.positions = false;
@@ -109,6 +111,7 @@ std::uint64_t LaneCoder::CountForNewTiles() const {
 }
 
 LaneCoder::Swap LaneCoder::EncodeTiles() {
+  if (options_.policy->planes.has_value()) return EncodePlanes();
   const std::optional<Form> form = LeftPlain() ? std::nullopt : FormOfNewTiles();
   if (!form.has_value()) {
     wants_seal_ = options_.policy->mosaic.has_value() && MayBeSealed();
@@ -322,6 +325,15 @@ absl::StatusOr<std::shared_ptr<Segment>> LaneCoder::Encoded(const Form& form,
                                                             const HostLaneRows& rows,
                                                             std::uint64_t first,
                                                             std::uint64_t count) {
+  absl::StatusOr<EncodedOrUnfit> made = TryEncode(form, rows, first, count);
+  if (!made.ok()) return made.status();
+  return std::move(made->segment);
+}
+
+absl::StatusOr<LaneCoder::EncodedOrUnfit> LaneCoder::TryEncode(const Form& form,
+                                                               const HostLaneRows& rows,
+                                                               std::uint64_t first,
+                                                               std::uint64_t count) {
   const std::shared_ptr<const cache::EntryList> list = rows.EntryListOf(first, count);
   kernels::TileShape shape = form.shape;
   shape.positions = list != nullptr;
@@ -334,12 +346,12 @@ absl::StatusOr<std::shared_ptr<Segment>> LaneCoder::Encoded(const Form& form,
       cache::ReserveTiles(*options_.memory, static_cast<std::uint32_t>(count), *segment, words);
   if (!status.ok()) return status;
   const absl::StatusOr<std::optional<std::size_t>> unfit =
-      cache::EncodeRows(*options_.memory, {shape, form.rotations.get()},
+      cache::EncodeRows(*options_.memory, {shape, form.rotations.get(), form.limits},
                         WithList(rows.host(first, count), list.get()), segment->Places());
   if (!unfit.ok()) return unfit.status();
-  if (unfit->has_value()) return std::shared_ptr<Segment>();
+  if (unfit->has_value()) return EncodedOrUnfit{.segment = nullptr, .unfit_tile = **unfit};
   if (status = options_.memory->device->StoreWords(words); !status.ok()) return status;
-  return segment;
+  return EncodedOrUnfit{.segment = std::move(segment)};
 }
 
 absl::Status LaneCoder::AddPlain(const HostLaneRows& rows, std::uint64_t first, std::uint64_t count,

@@ -20,6 +20,7 @@
 
 #include "absl/status/statusor.h"
 #include "daemon/cache/model/model.h"
+#include "daemon/cache/segment/book_shelf.h"
 #include "daemon/cache/segment/build.h"
 #include "daemon/cache/segment/recode.h"
 #include "daemon/compaction/lanes/lane_outcome.h"
@@ -83,6 +84,9 @@ class LaneCoder {
 
   using Swap = absl::StatusOr<std::optional<cache::LaneSwap>>;
   Swap EncodeTiles();
+  // For policies that store rows in planes: full tiles of dense rows, for good. A lane that has no
+  // book yet makes one, if it holds enough rows.
+  Swap EncodePlanes();
   // Makes a limited number of segments per call. If there are more, nothing is swapped yet and
   // is_continuation() is true.
   Swap Seal(const SealRequest& wish);
@@ -109,6 +113,7 @@ class LaneCoder {
     kernels::TileShape shape;
     std::shared_ptr<const cache::Rotations> rotations;
     cache::SegmentLoss loss;
+    device::ErrorLimits limits = {};  // planes only
   };
   absl::StatusOr<HostLaneRows> RowsThatStay() const;
   bool LeftPlain() const;
@@ -165,6 +170,12 @@ class LaneCoder {
                      const kernels::Strategy& own) const;
   // Records rows [done, total) as waiting, and later ones as newest, unless a reason is known.
   void NoteWaiting(const HostLaneRows& rows, std::uint64_t done, std::uint64_t total);
+  struct EncodedOrUnfit {
+    std::shared_ptr<cache::Segment> segment;  // null: the form cannot represent a row
+    std::size_t unfit_tile = 0;
+  };
+  absl::StatusOr<EncodedOrUnfit> TryEncode(const Form& form, const HostLaneRows& rows,
+                                           std::uint64_t first, std::uint64_t count);
   // Null: the form cannot represent a value.
   absl::StatusOr<std::shared_ptr<cache::Segment>> Encoded(const Form& form,
                                                           const HostLaneRows& rows,
@@ -175,6 +186,17 @@ class LaneCoder {
   absl::Status AddSinks(const HostLaneRows& rows, std::uint64_t count, cache::LaneSwap& swap);
   absl::StatusOr<bool> AddSealed(const Form& form, const HostLaneRows& rows, std::uint64_t first,
                                  std::uint64_t count, cache::LaneSwap& swap);
+  absl::StatusOr<std::optional<Form>> PlanesForm(const HostLaneRows& rows, std::uint64_t first,
+                                                 std::uint64_t count);
+  absl::StatusOr<std::shared_ptr<const cache::LaneBook>> MakeBook(const HostLaneRows& rows,
+                                                                  std::uint64_t first,
+                                                                  const cache::BookShelf::Key& key);
+  absl::Status AddDenseForGood(const HostLaneRows& rows, std::uint64_t first, std::uint64_t count,
+                               cache::LaneSwap& swap);
+  absl::StatusOr<std::uint64_t> GrowInPlanes(const Form& form, const HostLaneRows& rows,
+                                             std::uint64_t count, cache::LaneSwap& swap);
+  absl::Status AddPlanes(const Form& form, const HostLaneRows& rows, std::uint64_t first,
+                         std::uint64_t count, cache::LaneSwap& swap);
   absl::Status AddPlain(const HostLaneRows& rows, std::uint64_t first, std::uint64_t count,
                         cache::LaneSwap& swap);
   absl::Status AddAs(const Form& form, const HostLaneRows& rows, std::uint64_t first,

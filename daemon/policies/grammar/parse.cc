@@ -77,10 +77,19 @@ absl::StatusOr<const Option*> OptionNamed(const TermKind& kind, const Piece& key
                 DidYouMean(key.text, names));
 }
 
+// False: the term has no preset of this name.
+bool GivePreset(std::string_view name, Term& term) {
+  const auto preset = std::ranges::find(term.kind->presets, name, &Preset::name);
+  if (preset == term.kind->presets.end()) return false;
+  for (const auto& [option, word] : preset->settings) term.values.Give(option, word);
+  return true;
+}
+
 absl::Status ParseOption(const Piece& piece, Term& term) {
   const TermKind& kind = *term.kind;
   const std::size_t equals = piece.text.find('=');
   const Piece key = piece.Part(0, equals);
+  if (equals == std::string_view::npos && GivePreset(key.text, term)) return absl::OkStatus();
   if (key.text.empty()) return Refuse(key, kind.name, ": an option is missing; write key=value");
   const absl::StatusOr<const Option*> option = OptionNamed(kind, key);
   if (!option.ok()) return option.status();

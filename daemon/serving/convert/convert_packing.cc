@@ -6,6 +6,7 @@
 #include "daemon/base/error_cause.h"
 #include "daemon/base/strings.h"
 #include "daemon/policies/grammar/parse.h"
+#include "daemon/policies/plan.h"
 #include "daemon/policies/token_policy.h"
 #include "daemon/serving/convert/convert.h"
 
@@ -73,6 +74,10 @@ absl::StatusOr<TileShape> DenseForm(const v1::Packing& packing, TileShape shape,
 std::string FormatName(const TileShape& shape) {
   if (!shape.packed()) {
     return Concat("dense ", kernels::ElementName(kernels::ElementsOf(shape.format)));
+  }
+  if (shape.planes()) {
+    return Concat("planes ", policies::WidthsText(shape.key_planes), ", ",
+                  policies::WidthsText(shape.value_planes));
   }
   return Concat("packed ", kernels::ValueTypeName(kernels::ValuesOf(shape.format)));
 }

@@ -1,0 +1,128 @@
+// planes: subtracts a mean, rotates, and stores each row as integer codes of a few bits.
+#include <algorithm>
+#include <string>
+
+#include "daemon/base/check.h"
+#include "daemon/base/strings.h"
+#include "daemon/policies/plan.h"
+#include "daemon/policies/registry_rows.h"
+
+namespace tessera::policies {
+namespace {
+
+constexpr double kTile = kernels::kTileEntries;
+
+// Widths in bits, of the more energetic half of the rotated channels and of the other.
+constexpr std::string_view kKeyWords[] = {"8|8", "8|4", "6|4", "6|2", "4|4", "4|2"};
+constexpr std::string_view kValueWords[] = {"8", "6", "4", "2", "4|4", "4|2"};
+
+constexpr Option kOptions[] = {
+    {.name = "key",
+     .type = OptionType::kWord,
+     .standard = "6|4",
+     .words = kKeyWords,
+     .unit = "bits",
+     .help = "Bits per channel of a key: of the half with the most energy, and of the other half"},
+    {.name = "value",
+     .type = OptionType::kWord,
+     .standard = "4",
+     .words = kValueWords,
+     .unit = "bits",
+     .help = "Bits per channel of a value: of all channels, or of each half"},
+    {.name = "sinks",
+     .type = OptionType::kCount,
+     .standard = "4",
+     .most = shm::kMaxSegmentEntries,
+     .unit = "tokens",
+     .help = "Number of first tokens of a sequence that stay dense, rounded up to whole tiles of "
+             "32"},
+    {.name = "recent",
+     .type = OptionType::kCount,
+     .standard = "128",
+     .most = shm::kMaxSegmentEntries,
+     .unit = "tokens",
+     .help = "Number of newest tokens that stay dense, and up to a tile more"},
+    {.name = "book_rows",
+     .type = OptionType::kCount,
+     .standard = "1024",
+     .least = 8 * kTile,
+     .most = shm::kMaxSegmentEntries,
+     .multiple_of = kernels::kTileEntries,
+     .unit = "tokens",
+     .help = "Number of tokens from which a model's means and rotations are made, once for each "
+             "tenant; rows stay dense until a sequence has so many"},
+};
+
+constexpr Preset::Setting kSafe[] = {{"key", "8|8"}, {"value", "8"}};
+constexpr Preset::Setting kNear[] = {{"key", "6|4"}, {"value", "4"}};
+constexpr Preset::Setting kLean[] = {{"key", "4|4"}, {"value", "4"}};
+constexpr Preset::Setting kSmall[] = {{"key", "4|2"}, {"value", "4|2"}};
+constexpr Preset kPresets[] = {
+    {"safe", kSafe}, {"near", kNear}, {"lean", kLean}, {"small", kSmall}};
+
+kernels::PlaneWidths WidthsOf(std::string_view word) {
+  const auto bits = [](char c) { return static_cast<std::uint8_t>(c - '0'); };
+  return {bits(word.front()), word.size() == 1 ? std::uint8_t{0} : bits(word.back())};
+}
+
+std::string_view WordOf(const kernels::PlaneWidths& widths,
+                        std::span<const std::string_view> words) {
+  const auto word = std::ranges::find(words, WidthsText(widths));
+  TESSERA_CHECK(word != words.end(), WidthsText(widths));
+  return *word;
+}
+
+std::string Check(const Term&, std::span<const Term> all) {
+  for (const Term& other : all) {
+    switch (other.kind->decides) {
+      case Decides::kTokens:
+      case Decides::kMerging:
+        return Concat("rows in planes cannot be combined yet with a choice of tokens, which ",
+                      other.kind->name, " makes");
+      case Decides::kSelection:
+        return Concat("rows in planes have no block summaries, which ", other.kind->name, " needs");
+      case Decides::kValues:
+        return Concat("key and value state the widths of codes; leave out ", other.kind->name);
+      default:
+        break;
+    }
+  }
+  return "";
+}
+
+void Apply(const Values& values, Policy& policy) {
+  policy.planes = PlanesPolicy{.key = WidthsOf(values.Word("key")),
+                               .value = WidthsOf(values.Word("value")),
+                               .sinks = values.Count("sinks"),
+                               .recent = values.Count("recent"),
+                               .book_rows = values.Count("book_rows")};
+}
+
+std::optional<Values> Read(const Policy& policy) {
+  if (!policy.planes.has_value()) return std::nullopt;
+  Values values(kOptions);
+  values.Give("key", WordOf(policy.planes->key, kKeyWords));
+  values.Give("value", WordOf(policy.planes->value, kValueWords));
+  values.Give("sinks", static_cast<double>(policy.planes->sinks));
+  values.Give("recent", static_cast<double>(policy.planes->recent));
+  values.Give("book_rows", static_cast<double>(policy.planes->book_rows));
+  return values;
+}
+
+}  // namespace
+
+constexpr TermKind kPlanes = {
+    .name = "planes",
+    .is =
+        "Stores rows as integer codes of 2 to 8 bits in a rotated space, on which attention "
+        "computes directly; presets: safe, near (the default), lean, small",
+    .sets = "packing (of keys and values)",
+    .decides = Decides::kPacking,
+    .options = kOptions,
+    .presets = kPresets,
+    .check = Check,
+    .apply = Apply,
+    .read = Read,
+};
+
+}  // namespace tessera::policies

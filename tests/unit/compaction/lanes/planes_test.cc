@@ -1,0 +1,219 @@
+// Rows in planes: which rows are coded and when, that the codes are near the rows, and what later
+// operations do to them.
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "daemon/base/strings.h"
+#include "daemon/cache/segment/book_shelf.h"
+#include "daemon/policies/grammar/parse.h"
+#include "gtest/gtest.h"
+#include "kernels/dispatch/implementation.h"
+#include "tests/unit/compaction/compactor_fixture.h"
+
+namespace tessera::compaction {
+namespace {
+
+constexpr const char* kPlanes = "planes:book_rows=256,recent=64";
+
+class Planes : public CompactorTest {
+ protected:
+  // The world keeps its models, and with them their books.
+  void TearDown() override {
+    world_.tenant().memory().books->Drop(model_->id());
+    CompactorTest::TearDown();
+  }
+
+  Track Compressed(std::uint64_t tokens, const std::string& policy = kPlanes) {
+    Track track = NewTrack(*policies::ParsePolicy(policy));
+    Append(track, tokens, 1);
+    CompressAll(track);
+    return track;
+  }
+  void CompressAll(Track& track) {
+    const auto told = Compress(track);
+    RunAll();
+    ExpectTold(*told);
+  }
+  Forms Expected(std::vector<std::pair<std::string, std::uint64_t>> parts) {
+    Forms forms;
+    for (const auto& [form, entries] : parts) forms.push_back(Concat(form, ": ", entries));
+    return forms;
+  }
+
+  // Sums over the rows of one side.
+  struct Sums {
+    double error = 0;
+    double energy = 0;
+  };
+  static void AddRow(const float* shown, const std::byte* row, std::uint32_t dim, Sums& sums) {
+    for (std::uint32_t d = 0; d < dim; ++d) {
+      std::uint16_t bits = 0;
+      std::memcpy(&bits, row + 2 * d, 2);
+      const double exact = kernels::Bf16ToFloat(bits);
+      sums.error += (shown[d] - exact) * (shown[d] - exact);
+      sums.energy += exact * exact;
+    }
+  }
+  // Empty if all lanes show the track's rows: dense ones exactly, coded ones within `share` of
+  // their energy.
+  std::string Near(const Track& track, double share = 0.02) {
+    const cache::SequenceView view = View(track);
+    for (const cache::SequenceView::LaneOf& lane : view.lanes) {
+      std::uint64_t token = 0;
+      for (std::uint32_t i = 0; i < lane.resolved.segments; ++i) {
+        const kernels::SegmentView& segment = view.segments[lane.first_segment + i];
+        Sums keys, values;
+        for (std::uint32_t tile = 0; tile * 32 < segment.entries; ++tile) {
+          AddTile(track, lane, segment, tile, token, keys, values);
+        }
+        const double most = segment.shape.planes() ? share : 0;
+        if (keys.error > most * keys.energy || values.error > most * values.energy) {
+          return Concat("layer ", lane.layer, ", head ", lane.kv_head, ", segment ", i,
+                        ": key error ", keys.error, " of ", keys.energy, ", value error ",
+                        values.error, " of ", values.energy);
+        }
+        token += segment.entries;
+      }
+      if (token != lane.resolved.tail_start) return "entries are missing";
+    }
+    return "";
+  }
+  void AddTile(const Track& track, const cache::SequenceView::LaneOf& lane,
+               const kernels::SegmentView& segment, std::uint32_t tile, std::uint64_t first,
+               Sums& keys, Sums& values) {
+    const kernels::Operations& operations = kernels::OperationsOf(cache::ReferenceKernels());
+    const std::uint32_t dim = segment.shape.head_dim;
+    const std::uint32_t rows = std::min(32u, segment.entries - tile * 32);
+    std::vector<float> decoded[2] = {std::vector<float>(32 * dim), std::vector<float>(32 * dim)};
+    std::vector<float> shown[2] = {std::vector<float>(32 * dim), std::vector<float>(32 * dim)};
+    operations.decode({.tile = segment.arena + segment.tile_offsets[tile],
+                       .shape = segment.shape,
+                       .layout = kernels::LayoutOf(segment.shape),
+                       .rows = rows,
+                       .padded_channels = dim,
+                       .keys = decoded[0].data(),
+                       .values = decoded[1].data()});
+    for (const bool value : {false, true}) {
+      const kernels::RotationView& book = segment.rotation;
+      if (!segment.shape.planes()) {
+        shown[value] = decoded[value];
+        continue;
+      }
+      operations.unrotate({.rotation = value ? book.value : book.key,
+                           .rotation_type = book.type,
+                           .channels = dim,
+                           .head_dim = dim,
+                           .rows = decoded[value].data(),
+                           .padded_channels = dim,
+                           .row_count = rows,
+                           .output = shown[value].data(),
+                           .mean = value ? book.value_mean : book.key_mean});
+    }
+    const kernels::DenseTile dense = model_->layout().tile(lane.layer);
+    std::vector<std::byte> row(dense.row_bytes());
+    for (std::uint32_t i = 0; i < rows; ++i) {
+      const std::uint64_t stamp = track.stamps[first + tile * 32 + i];
+      DrawRow(stamp, {lane.layer, lane.kv_head, cache::RowKind::kKey}, dense, row.data());
+      AddRow(shown[0].data() + i * dim, row.data(), dim, keys);
+      DrawRow(stamp, {lane.layer, lane.kv_head, cache::RowKind::kValue}, dense, row.data());
+      AddRow(shown[1].data() + i * dim, row.data(), dim, values);
+    }
+  }
+};
+
+TEST_F(Planes, AreMadeOfAllButSinksAndNewest) {
+  Track track = Compressed(500);
+  EXPECT_EQ(FormsOf(track), Expected({{"plain", 32}, {"64 kept", 384}, {"plain", 84}}));
+  EXPECT_EQ(Near(track), "");
+  const cache::SequenceView view = View(track);
+  EXPECT_TRUE(view.segments[1].shape.planes());
+  EXPECT_EQ(RawBytes(), 0u) << "rows are coded once, for good";
+}
+
+TEST_F(Planes, WaitForRowsToMakeABookFrom) {
+  Track track = Compressed(300);
+  EXPECT_EQ(FormsOf(track), Expected({{"plain", 300}}));
+  Append(track, 60, 1);
+  CompressAll(track);
+  EXPECT_EQ(FormsOf(track), Expected({{"plain", 32}, {"64 kept", 256}, {"plain", 72}}));
+  EXPECT_EQ(Near(track), "");
+}
+
+TEST_F(Planes, LaterSequencesUseTheBookThatIsThere) {
+  Track first = Compressed(400);
+  const std::uint64_t books = Used(pool::MemoryTag::kRotations);
+  EXPECT_GT(books, 0u);
+  Track second = Compressed(200);
+  EXPECT_EQ(FormsOf(second), Expected({{"plain", 32}, {"64 kept", 96}, {"plain", 72}}));
+  EXPECT_EQ(Near(second), "");
+  EXPECT_EQ(Used(pool::MemoryTag::kRotations), books);
+  EXPECT_EQ(counters().strategies_made, model_->lanes());
+}
+
+TEST_F(Planes, AnotherNumberOfPlanesHasABookOfItsOwn) {
+  Compressed(400);
+  const std::uint64_t books = Used(pool::MemoryTag::kRotations);
+  Track track = Compressed(400, "planes:small,book_rows=256,recent=64");
+  EXPECT_EQ(Near(track, 0.1), "");
+  EXPECT_EQ(Used(pool::MemoryTag::kRotations), 2 * books);
+}
+
+TEST_F(Planes, DecodedTokensJoinTheSegment) {
+  Track track = Compressed(400);
+  for (int round = 0; round < 8; ++round) {
+    Decode(track, random_.Between(1, 90), 1);
+    RunAll();
+    ASSERT_EQ(Near(track), "");
+    const Forms forms = FormsOf(track);
+    ASSERT_EQ(forms.size(), 3u) << forms.back();
+  }
+}
+
+TEST_F(Planes, ForksAndCutsKeepThem) {
+  Track parent = Compressed(400);
+  Track child = Fork(parent);
+  Truncate(child, 201);
+  EXPECT_EQ(Near(child), "");
+  Append(child, 150, 1);
+  Decode(parent, 100, 1);
+  RunAll();
+  CompressAll(child);
+  EXPECT_EQ(Near(child), "");
+  EXPECT_EQ(Near(parent), "");
+}
+
+// A row that the codes would represent badly.
+TEST_F(Planes, ATileThatDoesNotFitStaysDense) {
+  Track track = Compressed(400);
+  Stamps stamps = DrawTokens(320, 1);
+  stamps[100] |= kHuge;
+  AppendStamps(track, stamps);
+  CompressAll(track);
+  EXPECT_EQ(Near(track), "");
+  std::uint64_t dense = 0;
+  const cache::SequenceView view = View(track);
+  const cache::SequenceView::LaneOf& lane = view.lanes.front();
+  for (std::uint32_t i = 0; i < lane.resolved.segments; ++i) {
+    const kernels::SegmentView& segment = view.segments[lane.first_segment + i];
+    if (!segment.shape.planes()) dense += segment.entries;
+  }
+  EXPECT_EQ(dense, 32u + 32 + 80) << "sinks, the tile, the newest";
+}
+
+TEST_F(Planes, OtherPoliciesTakeOver) {
+  Track track = Compressed(400);
+  ASSERT_TRUE(compactor_.SetPolicy(*track.sequence, SmallMosaic()).ok());
+  Append(track, 300, 1);
+  CompressAll(track);
+  ASSERT_TRUE(compactor_.SetPolicy(*track.sequence, *policies::ParsePolicy(kPlanes)).ok());
+  Append(track, 300, 1);
+  CompressAll(track);
+  const cache::SequenceView view = View(track);
+  EXPECT_TRUE(view.segments[1].shape.planes());
+}
+
+}  // namespace
+}  // namespace tessera::compaction
