@@ -53,7 +53,8 @@ void ForEachSelectedPart(const SegmentView& segment, const std::uint8_t* taken, 
       entries += SumFlags(flags) * segment.shape.block;
       runs += SumFlags(flags & (~(flags << 8) | tile_starts));
     }
-    const bool full = entries >= kSelectedPartEntries || runs >= kSelectedPartRuns;
+    const bool many_runs = runs >= kSelectedPartRuns && !segment.shape.planes();
+    const bool full = entries >= kSelectedPartEntries || many_runs;
     if (!full && !(end == blocks && entries != 0)) continue;
     add(first, end - first);
     first = end;

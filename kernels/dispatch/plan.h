@@ -22,9 +22,10 @@ inline constexpr std::uint32_t kTailSegment = ~std::uint32_t{0};
 
 // A part of selected blocks ends at the word of kFlagBlocks blocks in which it reaches this many
 // entries, or so many runs that the next word might exceed kMaxPartRuns. Long parts are better,
-// because each one starts by waiting for memory.
+// because each one starts by waiting for memory. Over planes, entries alone limit a part.
 inline constexpr std::uint32_t kSelectedPartEntries = 960;
 inline constexpr std::uint32_t kSelectedPartRuns = kMaxPartRuns - kFlagBlocks / 2;
+static_assert(kSelectedPartEntries / kMinBlock + kFlagBlocks / 2 <= kMaxQuadRuns);
 
 // Positions [begin, end).
 struct PositionRange {

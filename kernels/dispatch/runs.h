@@ -10,7 +10,7 @@
 namespace tessera::kernels {
 
 struct RunList {
-  RowRun runs[kMaxPartRuns];
+  RowRun runs[kMaxQuadRuns];
   std::uint32_t count = 0;
 };
 

@@ -13,8 +13,9 @@
 
 namespace tessera::kernels {
 
-inline constexpr std::uint32_t kMaxPartRuns = 64;  // 64 tiles of 32 entries
-inline constexpr std::uint32_t kMaxPartRows = 32;  // query rows; longer query blocks are split
+inline constexpr std::uint32_t kMaxPartRuns = 64;   // 64 tiles of 32 entries
+inline constexpr std::uint32_t kMaxQuadRuns = 256;  // over planes, whose selected runs are short
+inline constexpr std::uint32_t kMaxPartRows = 32;   // query rows; longer query blocks are split
 
 // Live rows [row_begin, row_begin + row_count) of one tile; never empty. All bytes of the tile are
 // readable. Its other rows are dead and may hold anything.
@@ -52,7 +53,7 @@ struct Lookahead {
 struct AttendPart {
   const RowRun* runs;
   const QueryRow* rows;
-  std::uint32_t run_count;  // 0 .. kMaxPartRuns
+  std::uint32_t run_count;  // 0 .. kMaxPartRuns; over planes 0 .. kMaxQuadRuns, of up to 512 quads
   std::uint32_t row_count;  // 1 .. kMaxPartRows
   TileShape shape;
   TileLayout layout;              // of `shape`

@@ -160,7 +160,7 @@ void ReduceSummaries(const ReduceJob& job, const TileLayout& from, const TileLay
 }  // namespace
 
 std::optional<TileShape> ReducedShape(const TileShape& shape, double share) {
-  if (!shape.packed()) return std::nullopt;
+  if (!shape.packed() || shape.planes()) return std::nullopt;
   TileShape thinner = shape;
   for (RowShape* row : {&thinner.key, &thinner.value}) {
     const std::uint32_t kept = KeptChannels(share, shape.group, shape.head_dim, row->channels);

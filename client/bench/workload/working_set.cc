@@ -77,6 +77,8 @@ std::vector<std::byte> RandomRotations(const kernels::TileShape& tile) {
       std::memcpy(rotations.data() + bytes + place, &element, sizeof element);
     }
   }
+  // The means of a book, if any, are zeros.
+  if (tile.planes()) rotations.resize(kernels::BookLayoutOf(tile.head_dim).bytes);
   return rotations;
 }
 
@@ -199,6 +201,7 @@ absl::StatusOr<std::unique_ptr<LaneSet>> LaneSet::Encoded(const LaneSet& dense,
     std::byte* at = Aligned((*set)->rotations_.data());
     std::copy(rotations.begin(), rotations.end(), at);
     (*set)->rotation_ = {.key = at, .value = at + bytes, .type = kernels::ElementType::kBf16};
+    if (tile.planes()) (*set)->rotation_ = kernels::BookAt(at, tile.head_dim);
   }
   struct Context {
     const LaneSet* from;
@@ -231,9 +234,11 @@ double LaneSet::BytesPerToken() const {
   double bytes = TileBytesPerToken();
   if (shape_.tile.packed()) {
     const auto segments = static_cast<double>(lanes_[0].segment_count);
-    bytes += segments *
-             static_cast<double>(kernels::RotationBytes(shape_.tile, kernels::ElementType::kBf16)) /
-             tokens;
+    const double rotations =
+        static_cast<double>(kernels::RotationBytes(shape_.tile, kernels::ElementType::kBf16));
+    // A book serves all segments of a lane.
+    const double book = static_cast<double>(kernels::BookLayoutOf(shape_.tile.head_dim).bytes);
+    bytes += (shape_.tile.planes() ? book : segments * rotations) / tokens;
   }
   return bytes;
 }

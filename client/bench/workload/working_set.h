@@ -67,7 +67,8 @@ class LaneSet {
   std::vector<kernels::LaneView> lanes_;
 };
 
-// R_k followed by R_v, as a strategy stores them: random orthonormal rows in bf16.
+// R_k followed by R_v, as a strategy stores them: random orthonormal rows in bf16. For planes, a
+// whole book.
 std::vector<std::byte> RandomRotations(const kernels::TileShape& tile);
 
 // Encodes tiles of one shape on one thread.

@@ -32,6 +32,9 @@ constexpr std::uint32_t kMostQuads = kMaxPartRuns * kTileQuads;
 constexpr float kSmallestWeight = 1e-30f;
 constexpr float kMostWeight = 255;
 
+// How many batches ahead quads are requested.
+constexpr std::uint32_t kBatchesAhead = 2;
+
 // A quad that the part reads.
 struct ListedQuad {
   std::uint16_t run;
@@ -340,11 +343,10 @@ TESSERA_SIMD bool WeighQuads(const PlanesContext& context, std::uint32_t batch, 
 // All batches for kHeads query rows.
 template <int kHeads>
 static void AttendQuads(const PlanesContext& context, std::uint32_t row) {
-  constexpr std::uint32_t kAhead = 2;  // batches
   PlanesScratch& scratch = *context.scratch;
   if (context.quads != 0) DotQuads<kHeads>(context, 0, row, scratch.logits[0]);
   for (std::uint32_t batch = 0; batch < context.quads; batch += kQuads) {
-    if (row == 0) PrefetchQuads(context, batch + kAhead * kQuads);
+    if (row == 0) PrefetchQuads(context, batch + kBatchesAhead * kQuads);
     const bool seen = WeighQuads<kHeads>(context, batch, row, scratch.logits[batch / kQuads % 2]);
     const std::uint32_t next = batch + kQuads;
     if (next < context.quads) {
@@ -410,6 +412,10 @@ static void AttendPlanes(const AttendPart& part, const PartialRows& partial) {
                            .everything_visible = false};
   context.weights = static_cast<std::size_t>(context.values.vectors) * ByteSimd::kWords;
   context.summed = context.weights + kSumOfWeights;
+  ListQuads(context);
+  for (std::uint32_t batch = 0; batch < kBatchesAhead; ++batch) {
+    PrefetchQuads(context, batch * kQuads);
+  }
   for (std::uint32_t r = 0; r < part.row_count; ++r) {
     partial.max[r] = -kInfinity;
     Simd::Store(scratch.sums[r], Simd::Zero());
@@ -418,7 +424,6 @@ static void AttendPlanes(const AttendPart& part, const PartialRows& partial) {
     }
     LoadPlanesQuery(context, r);
   }
-  ListQuads(context);
   ForEachHeadGroup(part.row_count,
                    [&]<int kHeads>(std::uint32_t row) { AttendQuads<kHeads>(context, row); });
   for (std::uint32_t r = 0; r < part.row_count; ++r) {

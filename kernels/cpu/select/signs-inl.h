@@ -1,10 +1,12 @@
-// Scores quads by the sign index of their keys. Written over the including file's `Simd`, with
-// 256-bit vectors on every instruction set. Internal linkage throughout: see ../README.md.
+// Scores quads by the sign index of their keys. Internal linkage throughout: see ../README.md.
 //
 //   per query row   codes of the first plane; per 4 channels a table of the sums of +-code for the
 //                   16 combinations of signs, as low and high bytes
-//   per tile        the sign bits, turned from [row][byte] to [byte][row]
-//   score           16-bit sums of table entries, times the norms; the largest of each quad
+//   score           sums of table entries, times the norms; the largest of each quad
+//
+// With VBMI, vpermb looks up the four bytes of a word in a table of 64 entries. Without it, the
+// sign bits of a tile are first turned from [row][byte] to [byte][row] for byte shuffles of 256
+// bits.
 #pragma once
 
 #include <immintrin.h>
@@ -24,36 +26,31 @@ struct SignTable {
   std::uint8_t low[16];
   std::uint8_t high[16];
 };
+// With VBMI: the tables of one nibble of a word's four bytes.
+struct WordTable {
+  std::uint8_t low[64];
+  std::uint8_t high[64];
+};
+static_assert(sizeof(WordTable) == 4 * sizeof(SignTable));
 
 struct SignScratch {
   alignas(64) SignTable tables[kMaxPartRows][2 * kMaxSignBytes];
   float inverse_length[kMaxPartRows];
-  alignas(64) float norms[kTileRows];
 };
 
-// 2^(k / 8 - 16), and 0 for k = 0.
-struct SignNorms {
-  float value[256];
-};
-constexpr SignNorms MakeSignNorms() {
-  constexpr double kEighths[8] = {1.0,
-                                  1.0905077326652577,
-                                  1.189207115002721,
-                                  1.2968395546510096,
-                                  1.4142135623730951,
-                                  1.5422108254079407,
-                                  1.681792830507429,
-                                  1.8340080864093424};
-  SignNorms norms = {};
-  for (int k = 1; k < 256; ++k) {
-    double norm = kEighths[k % 8];
-    for (int e = k / 8; e < 16; ++e) norm *= 0.5;
-    for (int e = 16; e < k / 8; ++e) norm *= 2;
-    norms.value[k] = static_cast<float>(norm);
-  }
-  return norms;
+// Writes the sum of 4 signed codes for combination `signs` of nibble n.
+TESSERA_SIMD void StoreSum(SignTable* tables, int n, int signs, int sum) {
+#if defined(__AVX512VBMI__)
+  auto* words = reinterpret_cast<WordTable*>(tables);
+  WordTable& table = words[n / 8 * 2 + n % 2];
+  const int at = n / 2 % 4 * 16 + signs;
+  table.low[at] = static_cast<std::uint8_t>(sum);
+  table.high[at] = static_cast<std::uint8_t>(sum >> 8);
+#else
+  tables[n].low[signs] = static_cast<std::uint8_t>(sum);
+  tables[n].high[signs] = static_cast<std::uint8_t>(sum >> 8);
+#endif
 }
-alignas(64) constexpr SignNorms kSignNorms = MakeSignNorms();
 
 TESSERA_PER_PASS void MakeSignTables(const float* query, int channels, SignTable* tables,
                                      float& inverse_length) {
@@ -68,11 +65,102 @@ TESSERA_PER_PASS void MakeSignTables(const float* query, int channels, SignTable
     for (int signs = 0; signs < 16; ++signs) {
       int sum = 0;
       for (int i = 0; i < 4; ++i) sum += (signs >> i & 1) != 0 ? four[i] : -four[i];
-      tables[n].low[signs] = static_cast<std::uint8_t>(sum);
-      tables[n].high[signs] = static_cast<std::uint8_t>(sum >> 8);
+      StoreSum(tables, n, signs, sum);
     }
   }
 }
+
+// 2^(k / 8 - 16) for eight bytes k, 0 for k = 0: the exponent is added to the bits of 2^(k % 8 /
+// 8).
+TESSERA_SIMD __m256 NormsOf(const std::byte* from) {
+  const __m256 eighths = _mm256_setr_ps(1.0f, 1.09050773f, 1.18920712f, 1.29683955f, 1.41421356f,
+                                        1.54221083f, 1.68179283f, 1.83400809f);
+  const __m256i k = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
+  const __m256i fraction = _mm256_castps_si256(
+      _mm256_permutevar8x32_ps(eighths, _mm256_and_si256(k, _mm256_set1_epi32(7))));
+  const __m256i exponent =
+      _mm256_slli_epi32(_mm256_sub_epi32(_mm256_srli_epi32(k, 3), _mm256_set1_epi32(16)), 23);
+  const __m256i none = _mm256_cmpeq_epi32(k, _mm256_setzero_si256());
+  return _mm256_castsi256_ps(_mm256_andnot_si256(none, _mm256_add_epi32(fraction, exponent)));
+}
+
+// The sums of one query row with the signs of 32 rows, in four vectors of eight.
+struct SignSums {
+  __m256 eight[4];
+};
+
+#if defined(__AVX512VBMI__)
+
+// The words of 16 rows: word w of every row.
+template <int kBytes>
+struct SignWords {
+  static constexpr int kWords = kBytes / 4;
+  __m512i low[2][kWords];   // indices of the lower nibbles' tables, per 16 rows
+  __m512i high[2][kWords];  // of the upper nibbles'
+};
+
+template <int kBytes>
+TESSERA_SIMD void LoadSigns(const std::byte* bits, SignWords<kBytes>& signs) {
+  constexpr int kWords = kBytes / 4;
+  const __m512i iota = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  const __m512i nibble = _mm512_set1_epi8(15);
+  const __m512i byte = _mm512_set1_epi32(0x30201000);
+  TESSERA_UNROLL for (int half = 0; half < 2; ++half) {
+    const std::byte* from = bits + half * 16 * kBytes;
+    TESSERA_UNROLL for (int w = 0; w < kWords; ++w) {
+      __m512i words;
+      if constexpr (kWords == 1) {
+        words = _mm512_loadu_si512(from);
+      } else if constexpr (kWords == 2) {
+        const __m512i index = _mm512_add_epi32(_mm512_add_epi32(iota, iota), _mm512_set1_epi32(w));
+        words = _mm512_permutex2var_epi32(_mm512_loadu_si512(from), index,
+                                          _mm512_loadu_si512(from + 64));
+      } else {
+        const __m512i index = _mm512_add_epi32(_mm512_slli_epi32(iota, 2), _mm512_set1_epi32(w));
+        const __m512i first = _mm512_permutex2var_epi32(_mm512_loadu_si512(from), index,
+                                                        _mm512_loadu_si512(from + 64));
+        const __m512i second = _mm512_permutex2var_epi32(_mm512_loadu_si512(from + 128), index,
+                                                         _mm512_loadu_si512(from + 192));
+        words = _mm512_inserti64x4(first, _mm512_castsi512_si256(second), 1);
+      }
+      signs.low[half][w] = _mm512_or_si512(_mm512_and_si512(words, nibble), byte);
+      signs.high[half][w] =
+          _mm512_or_si512(_mm512_and_si512(_mm512_srli_epi16(words, 4), nibble), byte);
+    }
+  }
+}
+
+template <int kBytes>
+TESSERA_SIMD SignSums SumSigns(const SignTable* tables, const SignWords<kBytes>& signs) {
+  const auto* words = reinterpret_cast<const WordTable*>(tables);
+  const __m512i ones = _mm512_set1_epi8(1);
+  SignSums sums;
+  TESSERA_UNROLL for (int half = 0; half < 2; ++half) {
+    __m512i low = _mm512_setzero_si512();
+    __m512i high = _mm512_setzero_si512();
+    TESSERA_UNROLL for (int w = 0; w < SignWords<kBytes>::kWords; ++w) {
+      TESSERA_UNROLL for (int n = 0; n < 2; ++n) {
+        const WordTable& table = words[2 * w + n];
+        const __m512i index = n == 0 ? signs.low[half][w] : signs.high[half][w];
+        low = _mm512_dpbusd_epi32(low, _mm512_permutexvar_epi8(index, _mm512_load_si512(table.low)),
+                                  ones);
+        high = _mm512_dpbusd_epi32(high, ones,
+                                   _mm512_permutexvar_epi8(index, _mm512_load_si512(table.high)));
+      }
+    }
+    const __m512 sum = _mm512_cvtepi32_ps(_mm512_add_epi32(low, _mm512_slli_epi32(high, 8)));
+    sums.eight[2 * half] = _mm512_castps512_ps256(sum);
+    sums.eight[2 * half + 1] = _mm512_extractf32x8_ps(sum, 1);
+  }
+  return sums;
+}
+
+#else
+
+template <int kBytes>
+struct SignWords {
+  __m256i bytes[kBytes];  // [byte][32 rows]
+};
 
 TESSERA_SIMD __m256i EvenBytes(__m256i a, __m256i b) {
   const __m256i low = _mm256_set1_epi16(0xff);
@@ -86,7 +174,8 @@ TESSERA_SIMD __m256i OddBytes(__m256i a, __m256i b) {
 
 // Loads [32 rows][kBytes] as [kBytes][32 rows]: each step splits even bytes from odd ones.
 template <int kBytes>
-TESSERA_SIMD void LoadSigns(const std::byte* bits, __m256i (&bytes)[kBytes]) {
+TESSERA_SIMD void LoadSigns(const std::byte* bits, SignWords<kBytes>& signs) {
+  __m256i(&bytes)[kBytes] = signs.bytes;
   __m256i split[kBytes];
   TESSERA_UNROLL for (int i = 0; i < kBytes; ++i) {
     bytes[i] = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(bits) + i);
@@ -106,12 +195,9 @@ TESSERA_SIMD void LoadSigns(const std::byte* bits, __m256i (&bytes)[kBytes]) {
   }
 }
 
-// The sums of one query row with the signs of 32 rows, in four vectors of eight.
-struct SignSums {
-  __m256 eight[4];
-};
 template <int kBytes>
-TESSERA_SIMD SignSums SumSigns(const SignTable* tables, const __m256i (&bytes)[kBytes]) {
+TESSERA_SIMD SignSums SumSigns(const SignTable* tables, const SignWords<kBytes>& signs) {
+  const __m256i(&bytes)[kBytes] = signs.bytes;
   const __m256i nibble = _mm256_set1_epi8(15);
   __m256i first = _mm256_setzero_si256();   // rows 0 .. 7 and 16 .. 23
   __m256i second = _mm256_setzero_si256();  // rows 8 .. 15 and 24 .. 31
@@ -137,6 +223,8 @@ TESSERA_SIMD SignSums SumSigns(const SignTable* tables, const __m256i (&bytes)[k
            widen(_mm256_extracti128_si256(first, 1)), widen(_mm256_extracti128_si256(second, 1))}};
 }
 
+#endif
+
 // Stores the largest of each four values.
 TESSERA_SIMD void StoreLargest(const __m256 (&value)[4], float* to) {
   const auto largest = [](__m256 a, __m256 b) TESSERA_INLINE_LAMBDA {
@@ -150,28 +238,24 @@ TESSERA_SIMD void StoreLargest(const __m256 (&value)[4], float* to) {
   _mm_storeu_ps(to + 4, _mm_unpackhi_ps(even, odd));
 }
 
-TESSERA_SIMD void ReadNorms(const std::byte* from, SignScratch& scratch) {
-  for (int r = 0; r < kTileRows; ++r) {
-    scratch.norms[r] = kSignNorms.value[static_cast<std::uint8_t>(from[r])];
-  }
-}
-
 template <int kBytes>
 static void ScoreSignsOf(const ScorePart& part, SignScratch& scratch) {
   std::uint64_t at = 0;
   for (std::uint32_t i = 0; i < part.run_count; ++i) {
     const BlockRun& run = part.runs[i];
-    __m256i bytes[kBytes];
-    LoadSigns<kBytes>(run.summaries + part.layout.block_bits, bytes);
+    SignWords<kBytes> signs;
+    LoadSigns<kBytes>(run.summaries + part.layout.block_bits, signs);
     const std::uint32_t rows = (run.blocks - 1) * kQuadRows + run.last_entries;
-    ReadNorms(run.summaries + part.layout.block_data, scratch);
+    __m256 norms[4];
+    TESSERA_UNROLL for (int v = 0; v < 4; ++v) {
+      norms[v] = NormsOf(run.summaries + part.layout.block_data + 8 * v);
+    }
     for (std::uint32_t r = 0; r < part.row_count; ++r) {
-      const SignSums sums = SumSigns<kBytes>(scratch.tables[r], bytes);
+      const SignSums sums = SumSigns<kBytes>(scratch.tables[r], signs);
       const __m256 inverse = _mm256_set1_ps(scratch.inverse_length[r]);
       __m256 value[4];
       TESSERA_UNROLL for (int v = 0; v < 4; ++v) {
-        value[v] = _mm256_mul_ps(_mm256_mul_ps(sums.eight[v], inverse),
-                                 _mm256_load_ps(scratch.norms + 8 * v));
+        value[v] = _mm256_mul_ps(_mm256_mul_ps(sums.eight[v], inverse), norms[v]);
       }
       float* scores = part.scores + r * part.score_stride + at;
       if (rows == kTileRows) {
