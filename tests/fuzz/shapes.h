@@ -14,7 +14,8 @@ namespace tessera::fuzz {
 
 inline constexpr std::uint32_t kWidths[] = {64, 128, 256};
 
-// Reads each field as is, except the width: otherwise most random shapes would be unsupported.
+// Reads each field as is, except the width: otherwise most random shapes would be unsupported. In
+// shapes of planes, the bytes of `kept` are the widths of the planes.
 inline kernels::TileShape TakeShape(Input& input) {
   kernels::TileShape shape;
   shape.format = static_cast<kernels::TileFormat>(input.Byte());
@@ -27,6 +28,16 @@ inline kernels::TileShape TakeShape(Input& input) {
   const std::uint8_t flags = input.Byte();
   shape.weights = (flags & 1) != 0;
   shape.positions = (flags & 2) != 0;
+  if (shape.planes()) {
+    const auto widths = [](std::uint16_t bytes) {
+      return kernels::PlaneWidths{static_cast<std::uint8_t>(bytes),
+                                  static_cast<std::uint8_t>(bytes >> 8)};
+    };
+    shape.key_planes = widths(shape.key.kept);
+    shape.value_planes = widths(shape.value.kept);
+    shape.key = shape.value = {shape.head_dim, shape.head_dim};
+    shape.group = 1;
+  }
   return shape;
 }
 
@@ -35,8 +46,12 @@ inline void AddShape(const kernels::TileShape& shape, Output& output) {
   for (std::uint8_t i = 0; i < 3; ++i) {
     if (kWidths[i] == shape.head_dim) output.Byte(i);
   }
-  output.Add(shape.key.channels).Add(shape.key.kept);
-  output.Add(shape.value.channels).Add(shape.value.kept);
+  const auto kept = [&](const kernels::RowShape& row, const kernels::PlaneWidths& widths) {
+    return shape.planes() ? static_cast<std::uint16_t>(widths.first | widths.second << 8)
+                          : row.kept;
+  };
+  output.Add(shape.key.channels).Add(kept(shape.key, shape.key_planes));
+  output.Add(shape.value.channels).Add(kept(shape.value, shape.value_planes));
   output.Byte(shape.group).Add(static_cast<std::uint8_t>(shape.summary)).Byte(shape.block);
   output.Byte(static_cast<std::uint8_t>((shape.weights ? 1 : 0) | (shape.positions ? 2 : 0)));
 }

@@ -189,6 +189,11 @@ std::vector<Seed> Seeds() {
   shape.summary = Summary::kMinMax;
   shape.block = 4;
   add("fp8-minmax", shape, 2);
+  add("planes", PlanesShape(128, {6, 4}, {4, 0}), 31);
+  shape = WithSigns(PlanesShape(64, {8, 2}, {6, 2}));
+  shape.weights = shape.positions = true;
+  add("planes-signs", shape, 18);
+  add("dense-signs", WithSigns(DenseShape(256, ElementType::kBf16)), 9);
   add("fp16", Packed(TileFormat::kPackedFp16, {64, 1}, {63, 62}, 1), 0);
   return seeds;
 }
