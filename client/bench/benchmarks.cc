@@ -18,9 +18,11 @@ constexpr Benchmark kBenchmarks[] = {
              "  dD_gG_ctxN_VARIANT         attention, head_dim D, G query heads per kv head,\n"
              "                             N tokens: dense; packed25, int8 (25 % of the\n"
              "                             channels, _eE: one choice for E tokens); quest,\n"
-             "                             select (6.25 or 12.5 % of the blocks are read)\n"
+             "                             select (6.25 or 12.5 % of the blocks are read);\n"
+             "                             planes_near, planes_small (152 and 104 bytes a\n"
+             "                             token), _signs20 (20 % of the quads are read)\n"
              "  dD_gG_ctxN_nqQ_VARIANT     a block of Q queries\n"
-             "  encode_dD_gb_per_s         encoding of tiles on one thread\n"
+             "  encode_VARIANT_dD_gb_per_s encoding of tiles on one thread\n"
              "  bytes_per_token_dD_eE      memory of packed lanes in a daemon's pool\n",
      .example = "tessera bench attend --quick --threads=2",
      .flags = "threads",
