@@ -389,6 +389,8 @@ TESSERA_DEVICE void ScoreForm(const StepStrategy& strategy, Arguments&&... argum
     case TileFormat::kPackedInt8:
     case TileFormat::kPackedFp8:
       return ScorePacked<kHeadDim, Stored::kBf16>(arguments...);
+    case TileFormat::kPlanes:
+      break;  // the host refuses planes: see IsServed
   }
 }
 
