@@ -218,14 +218,6 @@ std::vector<std::shared_ptr<SessionState>> Tenant::Sessions() const {
 
 // ---- models
 
-void Tenant::ForgetUnusedModels() {
-  absl::erase_if(models_, [this](const auto& entry) {
-    if (!entry.second.model.expired()) return false;
-    books_.Drop(entry.first);
-    return true;
-  });
-}
-
 absl::StatusOr<std::shared_ptr<const Model>> Tenant::RegisterModel(ModelSpec spec,
                                                                    SessionId session) {
   absl::StatusOr<Model> model =

@@ -188,7 +188,13 @@ class Tenant {
   };
   explicit Tenant(const Options& options);
   std::uint64_t NextId();
-  void ForgetUnusedModels() TESSERA_REQUIRES(mutex_);
+  void ForgetUnusedModels() TESSERA_REQUIRES(mutex_) {
+    absl::erase_if(models_, [this](const auto& entry) {
+      const bool unused = entry.second.model.expired();
+      if (unused) books_.Drop(entry.first);
+      return unused;
+    });
+  }
   absl::Status AdmitSequence(const std::shared_ptr<Sequence>& sequence, SessionState& session);
   absl::Status FreeIfOwned(SequenceId id, SessionId owner, Freed* freed = nullptr);
   absl::StatusOr<std::vector<std::shared_ptr<Sequence>>> FindAllOwned(
