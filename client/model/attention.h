@@ -19,6 +19,8 @@ struct LayerRows {
   std::span<const std::uint16_t> key;    // [tokens][kv_heads][head_dim]
   std::span<const std::uint16_t> value;  // the same
   std::span<const std::uint16_t> query;  // [tokens][query_heads][head_dim]
+  // The same before they were rounded to bf16.
+  std::span<const float> exact_key = {}, exact_value = {}, exact_query = {};
 };
 
 class Attention {

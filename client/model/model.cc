@@ -19,6 +19,11 @@ std::vector<float> Product(std::span<const float> rows, const Panels& matrix) {
   return product;
 }
 
+// Adds the vector to each row. Empty: none.
+void AddBias(std::span<const float> bias, std::span<float> rows) {
+  for (std::size_t i = 0; !bias.empty() && i < rows.size(); ++i) rows[i] += bias[i % bias.size()];
+}
+
 void Add(std::span<const float> rows, std::span<float> hidden) {
   for (std::size_t i = 0; i < hidden.size(); ++i) hidden[i] += rows[i];
 }
@@ -62,78 +67,101 @@ struct Model::Rotary {
   }
 };
 
-absl::StatusOr<std::unique_ptr<Model>> Model::Load(const std::string& folder) {
-  const absl::StatusOr<Config> config = ReadConfig(folder + "/config.json");
-  if (!config.ok()) return config.status();
-  absl::StatusOr<Safetensors> file = Safetensors::Open(folder + "/model.safetensors");
-  if (!file.ok()) return file.status();
-  std::unique_ptr<Model> model(new Model(*config, *std::move(file)));
+absl::StatusOr<std::unique_ptr<Model>> Model::Load(const std::string& path) {
+  absl::StatusOr<Checkpoint> files = Checkpoint::Open(path);
+  if (!files.ok()) return files.status();
+  std::unique_ptr<Model> model(new Model(*std::move(files)));
   if (absl::Status status = model->LoadWeights(); !status.ok()) return status;
   return model;
 }
 
-absl::StatusOr<Panels> Model::Matrix(const std::string& name, std::uint64_t in,
-                                     std::uint64_t out) const {
-  const absl::StatusOr<std::span<const std::uint16_t>> rows = file_.Bf16(name, {out, in});
-  if (!rows.ok()) return rows.status();
-  return Panels::OfColumns(rows->data(), in, in, out);
+std::uint64_t Model::StoredRow(std::uint64_t row, std::uint32_t heads) const {
+  if (heads == 0 || !files_.has_interleaved_heads()) return row;
+  const std::uint64_t dim = config().head_dim;
+  const std::uint64_t in_head = row % dim;
+  return row - in_head + in_head % (dim / 2) * 2 + in_head / (dim / 2);
 }
 
-absl::StatusOr<std::vector<float>> Model::Vector(const std::string& name) const {
-  const absl::StatusOr<std::span<const std::uint16_t>> row = file_.Bf16(name, {config_.hidden});
-  if (!row.ok()) return row.status();
-  std::vector<float> values;
-  for (const std::uint16_t bits : *row) values.push_back(kernels::Bf16ToFloat(bits));
+absl::StatusOr<Panels> Model::Matrix(const std::string& name, std::uint64_t in, std::uint64_t out,
+                                     std::uint32_t heads) const {
+  const absl::StatusOr<Tensor> tensor = files_.Find(name, {out, in});
+  if (!tensor.ok()) return tensor.status();
+  return Panels::OfTensor(*tensor, [&](std::uint64_t row) { return StoredRow(row, heads); });
+}
+
+absl::StatusOr<std::vector<float>> Model::Vector(const std::string& name, std::uint64_t size,
+                                                 std::uint32_t heads) const {
+  const absl::StatusOr<Tensor> tensor = files_.Find(name, {size});
+  if (!tensor.ok()) return tensor.status();
+  std::vector<float> stored(size), values(size);
+  tensor->ReadRow(0, stored);
+  for (std::uint64_t i = 0; i < size; ++i) values[i] = stored[StoredRow(i, heads)];
   return values;
 }
 
 absl::StatusOr<Model::Layer> Model::LoadLayer(std::uint32_t index) const {
+  const Config& config = this->config();
   const std::string prefix = Concat("model.layers.", index, ".");
-  const std::uint64_t hidden = config_.hidden, mlp = config_.mlp;
+  const std::uint64_t hidden = config.hidden, mlp = config.mlp;
+  const std::uint64_t query_row = config.query_row(), kv_row = config.kv_row();
   Layer layer;
   const struct {
     const char* name;
     std::uint64_t in, out;
     Panels& matrix;
+    std::uint32_t heads = 0;
   } matrices[] = {
-      {"self_attn.q_proj.weight", hidden, config_.query_row(), layer.query},
-      {"self_attn.k_proj.weight", hidden, config_.kv_row(), layer.key},
-      {"self_attn.v_proj.weight", hidden, config_.kv_row(), layer.value},
-      {"self_attn.o_proj.weight", config_.query_row(), hidden, layer.output},
+      {"self_attn.q_proj.weight", hidden, query_row, layer.query, config.query_heads},
+      {"self_attn.k_proj.weight", hidden, kv_row, layer.key, config.kv_heads},
+      {"self_attn.v_proj.weight", hidden, kv_row, layer.value},
+      {"self_attn.o_proj.weight", query_row, hidden, layer.output},
       {"mlp.gate_proj.weight", hidden, mlp, layer.gate},
       {"mlp.up_proj.weight", hidden, mlp, layer.up},
       {"mlp.down_proj.weight", mlp, hidden, layer.down},
   };
-  for (const auto& [name, in, out, matrix] : matrices) {
-    absl::StatusOr<Panels> loaded = Matrix(prefix + name, in, out);
+  for (const auto& [name, in, out, matrix, heads] : matrices) {
+    absl::StatusOr<Panels> loaded = Matrix(prefix + name, in, out, heads);
     if (!loaded.ok()) return loaded.status();
     matrix = *std::move(loaded);
   }
-  absl::StatusOr<std::vector<float>> attention_norm = Vector(prefix + "input_layernorm.weight");
-  if (!attention_norm.ok()) return attention_norm.status();
-  absl::StatusOr<std::vector<float>> mlp_norm = Vector(prefix + "post_attention_layernorm.weight");
-  if (!mlp_norm.ok()) return mlp_norm.status();
-  layer.attention_norm = *std::move(attention_norm);
-  layer.mlp_norm = *std::move(mlp_norm);
+  const struct {
+    const char* name;
+    std::uint64_t size;
+    std::vector<float>& vector;
+    std::uint32_t heads = 0;
+    bool exists = true;
+  } vectors[] = {
+      {"input_layernorm.weight", hidden, layer.attention_norm},
+      {"post_attention_layernorm.weight", hidden, layer.mlp_norm},
+      {"self_attn.q_proj.bias", query_row, layer.query_bias, config.query_heads, config.qkv_bias},
+      {"self_attn.k_proj.bias", kv_row, layer.key_bias, config.kv_heads, config.qkv_bias},
+      {"self_attn.v_proj.bias", kv_row, layer.value_bias, 0, config.qkv_bias},
+  };
+  for (const auto& [name, size, vector, heads, exists] : vectors) {
+    if (!exists) continue;
+    absl::StatusOr<std::vector<float>> loaded = Vector(prefix + name, size, heads);
+    if (!loaded.ok()) return loaded.status();
+    vector = *std::move(loaded);
+  }
   return layer;
 }
 
 absl::Status Model::LoadWeights() {
+  const Config& config = this->config();
   const std::string embedding = "model.embed_tokens.weight";
-  absl::StatusOr<std::span<const std::uint16_t>> rows =
-      file_.Bf16(embedding, {config_.vocabulary, config_.hidden});
+  absl::StatusOr<Tensor> rows = files_.Find(embedding, {config.vocabulary, config.hidden});
   if (!rows.ok()) return rows.status();
-  embedding_ = *rows;
-  for (std::uint32_t i = 0; i < config_.layers; ++i) {
+  embedding_ = *std::move(rows);
+  for (std::uint32_t i = 0; i < config.layers; ++i) {
     absl::StatusOr<Layer> layer = LoadLayer(i);
     if (!layer.ok()) return layer.status();
     layers_.push_back(*std::move(layer));
   }
-  absl::StatusOr<std::vector<float>> norm = Vector("model.norm.weight");
+  absl::StatusOr<std::vector<float>> norm = Vector("model.norm.weight", config.hidden);
   if (!norm.ok()) return norm.status();
   last_norm_ = *std::move(norm);
-  absl::StatusOr<Panels> output = Matrix(config_.tied_output ? embedding : "lm_head.weight",
-                                         config_.hidden, config_.vocabulary);
+  absl::StatusOr<Panels> output =
+      Matrix(config.tied_output ? embedding : "lm_head.weight", config.hidden, config.vocabulary);
   if (!output.ok()) return output.status();
   output_ = *std::move(output);
   return absl::OkStatus();
@@ -145,28 +173,25 @@ absl::Status Model::CheckPass(const Pass& pass) const {
     TESSERA_CHECK(row < pass.tokens.size(), "logits_of names tokens of the pass");
   }
   for (const TokenId token : pass.tokens) {
-    if (token >= config_.vocabulary) {
-      return absl::InvalidArgumentError(
-          Concat("token ", token, " is out of range; the vocabulary size is ", config_.vocabulary));
+    if (token >= config().vocabulary) {
+      return absl::InvalidArgumentError(Concat(
+          "token ", token, " is out of range; the vocabulary size is ", config().vocabulary));
     }
   }
   for (const std::uint32_t position : pass.positions) {
-    if (position >= config_.max_positions) {
-      return absl::OutOfRangeError(Concat(
-          "position ", position, " is out of range; the model's limit is ", config_.max_positions));
+    if (position >= config().max_positions) {
+      return absl::OutOfRangeError(Concat("position ", position,
+                                          " is out of range; the model's limit is ",
+                                          config().max_positions));
     }
   }
   return absl::OkStatus();
 }
 
 std::vector<float> Model::Embed(std::span<const TokenId> tokens) const {
-  std::vector<float> hidden;
-  hidden.reserve(tokens.size() * config_.hidden);
-  for (const TokenId token : tokens) {
-    for (const std::uint16_t bits :
-         embedding_.subspan(std::size_t{token} * config_.hidden, config_.hidden)) {
-      hidden.push_back(kernels::Bf16ToFloat(bits));
-    }
+  std::vector<float> hidden(tokens.size() * config().hidden);
+  for (std::size_t i = 0; i < tokens.size(); ++i) {
+    embedding_.ReadRow(tokens[i], std::span(hidden).subspan(i * config().hidden, config().hidden));
   }
   return hidden;
 }
@@ -174,12 +199,12 @@ std::vector<float> Model::Embed(std::span<const TokenId> tokens) const {
 std::vector<float> Model::Normalised(std::span<const float> hidden,
                                      const std::vector<float>& weights) const {
   std::vector<float> rows(hidden.begin(), hidden.end());
-  for (std::size_t first = 0; first < rows.size(); first += config_.hidden) {
+  for (std::size_t first = 0; first < rows.size(); first += config().hidden) {
     float squares = 0;
-    for (std::size_t i = 0; i < config_.hidden; ++i) squares += rows[first + i] * rows[first + i];
-    const float mean = squares / static_cast<float>(config_.hidden);
-    const float factor = 1 / std::sqrt(mean + config_.norm_epsilon);
-    for (std::size_t i = 0; i < config_.hidden; ++i) rows[first + i] *= factor * weights[i];
+    for (std::size_t i = 0; i < config().hidden; ++i) squares += rows[first + i] * rows[first + i];
+    const float mean = squares / static_cast<float>(config().hidden);
+    const float factor = 1 / std::sqrt(mean + config().norm_epsilon);
+    for (std::size_t i = 0; i < config().hidden; ++i) rows[first + i] *= factor * weights[i];
   }
   return rows;
 }
@@ -190,14 +215,24 @@ absl::Status Model::AddAttention(std::uint32_t index, const Rotary& rotary, Atte
   const std::vector<float> rows = Normalised(hidden, layer.attention_norm);
   std::vector<float> query = Product(rows, layer.query);
   std::vector<float> key = Product(rows, layer.key);
-  rotary.Turn(query, config_.query_heads);
-  rotary.Turn(key, config_.kv_heads);
+  std::vector<float> value = Product(rows, layer.value);
+  AddBias(layer.query_bias, query);
+  AddBias(layer.key_bias, key);
+  AddBias(layer.value_bias, value);
+  rotary.Turn(query, config().query_heads);
+  rotary.Turn(key, config().kv_heads);
   // Every implementation of Attention gets rows in the cache's type.
   const std::vector<std::uint16_t> keys = ToBf16(key), queries = ToBf16(query);
-  const std::vector<std::uint16_t> values = ToBf16(Product(rows, layer.value));
+  const std::vector<std::uint16_t> values = ToBf16(value);
   std::vector<float> attended(query.size());
-  const absl::Status status =
-      attention.Attend({.layer = index, .key = keys, .value = values, .query = queries}, attended);
+  const absl::Status status = attention.Attend({.layer = index,
+                                                .key = keys,
+                                                .value = values,
+                                                .query = queries,
+                                                .exact_key = key,
+                                                .exact_value = value,
+                                                .exact_query = query},
+                                               attended);
   if (!status.ok()) return status;
   Add(Product(attended, layer.output), hidden);
   return absl::OkStatus();
@@ -213,9 +248,9 @@ void Model::AddMlp(const Layer& layer, std::span<float> hidden) const {
 
 absl::StatusOr<std::vector<float>> Model::Forward(const Pass& pass, Attention& attention) const {
   if (absl::Status status = CheckPass(pass); !status.ok()) return status;
-  const Rotary rotary(config_, pass.positions);
+  const Rotary rotary(config(), pass.positions);
   std::vector<float> hidden = Embed(pass.tokens);
-  for (std::uint32_t i = 0; i < config_.layers; ++i) {
+  for (std::uint32_t i = 0; i < config().layers; ++i) {
     if (absl::Status status = AddAttention(i, rotary, attention, hidden); !status.ok()) {
       return status;
     }
@@ -224,8 +259,8 @@ absl::StatusOr<std::vector<float>> Model::Forward(const Pass& pass, Attention& a
   std::vector<float> chosen;
   for (const std::uint32_t row : pass.logits_of) {
     const auto first =
-        hidden.begin() + static_cast<std::ptrdiff_t>(std::size_t{row} * config_.hidden);
-    chosen.insert(chosen.end(), first, first + config_.hidden);
+        hidden.begin() + static_cast<std::ptrdiff_t>(std::size_t{row} * config().hidden);
+    chosen.insert(chosen.end(), first, first + config().hidden);
   }
   return Product(Normalised(chosen, last_norm_), output_);
 }

@@ -1,4 +1,5 @@
-// The forward pass of a Llama-family model: bf16 weights, fp32 arithmetic, one thread.
+// The forward pass of a Llama or Qwen2 model: weights as the file stores them, fp32 arithmetic, one
+// thread.
 #pragma once
 
 #include <cstddef>
@@ -10,9 +11,8 @@
 
 #include "absl/status/statusor.h"
 #include "client/model/attention.h"
-#include "client/model/checkpoint/config.h"
-#include "client/model/checkpoint/safetensors.h"
-#include "client/model/checkpoint/vocab.h"
+#include "client/model/checkpoint/checkpoint.h"
+#include "client/model/checkpoint/tokenizer.h"
 #include "client/model/matrix.h"
 
 namespace tessera::llm {
@@ -27,10 +27,10 @@ struct Pass {
 // Immutable after Load; any thread may call it.
 class Model {
  public:
-  // Reads config.json and model.safetensors in `folder`, with Hugging Face tensor names.
-  static absl::StatusOr<std::unique_ptr<Model>> Load(const std::string& folder);
+  // `path`: a GGUF file, or a folder with config.json and model.safetensors.
+  static absl::StatusOr<std::unique_ptr<Model>> Load(const std::string& path);
 
-  const Config& config() const { return config_; }
+  const Config& config() const { return files_.config(); }
 
   // Returns logits, [logits_of][vocabulary]. INVALID_ARGUMENT for a token outside the vocabulary,
   // OUT_OF_RANGE for a position beyond the model's; otherwise the error of `attention`.
@@ -40,15 +40,22 @@ class Model {
   struct Layer {
     std::vector<float> attention_norm, mlp_norm;
     Panels query, key, value, output;
+    std::vector<float> query_bias, key_bias, value_bias;  // empty: none
     Panels gate, up, down;
   };
   struct Rotary;  // RoPE cosines and sines of a pass's positions
 
-  Model(const Config& config, Safetensors file) : config_(config), file_(std::move(file)) {}
+  explicit Model(Checkpoint files) : files_(std::move(files)) {}
   absl::Status LoadWeights();
   absl::StatusOr<Layer> LoadLayer(std::uint32_t index) const;
-  absl::StatusOr<Panels> Matrix(const std::string& name, std::uint64_t in, std::uint64_t out) const;
-  absl::StatusOr<std::vector<float>> Vector(const std::string& name) const;
+  // `heads`: of a query or key matrix or bias, whose rows may be stored in another order; 0: rows
+  // are in order.
+  absl::StatusOr<Panels> Matrix(const std::string& name, std::uint64_t in, std::uint64_t out,
+                                std::uint32_t heads = 0) const;
+  absl::StatusOr<std::vector<float>> Vector(const std::string& name, std::uint64_t size,
+                                            std::uint32_t heads = 0) const;
+  // Where row `row` of a matrix is stored.
+  std::uint64_t StoredRow(std::uint64_t row, std::uint32_t heads) const;
 
   absl::Status CheckPass(const Pass& pass) const;
   std::vector<float> Embed(std::span<const TokenId> tokens) const;
@@ -58,9 +65,8 @@ class Model {
   std::vector<float> Normalised(std::span<const float> hidden,
                                 const std::vector<float>& weights) const;
 
-  const Config config_;
-  const Safetensors file_;
-  std::span<const std::uint16_t> embedding_;  // points into the mapped file
+  const Checkpoint files_;
+  Tensor embedding_;  // points into the mapped file
   std::vector<Layer> layers_;
   std::vector<float> last_norm_;
   Panels output_;

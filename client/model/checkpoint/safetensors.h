@@ -10,7 +10,8 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "daemon/platform/memfd.h"
+#include "client/model/checkpoint/mapped_file.h"
+#include "client/model/checkpoint/tensor.h"
 
 namespace tessera::llm {
 
@@ -20,13 +21,12 @@ class Safetensors {
   // The file is untrusted. INVALID_ARGUMENT if the header contradicts itself or the file.
   static absl::StatusOr<Safetensors> Open(const std::string& path);
 
-  // The bf16 tensor `name` in row-major order. NOT_FOUND if it does not exist, INVALID_ARGUMENT if
-  // its type or shape differs.
-  absl::StatusOr<std::span<const std::uint16_t>> Bf16(
-      const std::string& name, const std::vector<std::uint64_t>& shape) const;
+  // NOT_FOUND if it does not exist, INVALID_ARGUMENT if its type is not F32, F16 or BF16, or its
+  // bytes contradict its shape.
+  absl::StatusOr<Tensor> FindTensor(const std::string& name) const;
 
  private:
-  struct Tensor {
+  struct Entry {
     std::string type;
     std::vector<std::uint64_t> shape;
     std::span<const std::byte> bytes;
@@ -35,8 +35,8 @@ class Safetensors {
   absl::Status ReadHeader(std::string_view text, std::span<const std::byte> data);
 
   std::string path_;
-  AddressRange file_;
-  std::map<std::string, Tensor> tensors_;
+  MappedFile file_;
+  std::map<std::string, Entry> tensors_;
 };
 
 }  // namespace tessera::llm

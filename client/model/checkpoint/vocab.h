@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -9,12 +10,11 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "client/model/checkpoint/tokenizer.h"
 
 namespace tessera::llm {
 
-using TokenId = std::uint32_t;
-
-class Vocab {
+class Vocab final : public Tokenizer {
  public:
   // Reads a JSON object with `vocab` (word to token id) and `delimiters` (the same form). Without
   // `delimiters`, every word that client::IsDelimiter accepts is one.
@@ -22,11 +22,16 @@ class Vocab {
 
   // NOT_FOUND names the word.
   absl::StatusOr<TokenId> Find(const std::string& word) const;
-  absl::StatusOr<std::vector<TokenId>> Encode(std::string_view text) const;
+  absl::StatusOr<std::vector<TokenId>> Encode(std::string_view text) const override;
   // Token ids without a word are written as "<17>".
-  std::string Decode(std::span<const TokenId> tokens) const;
+  std::string Decode(std::span<const TokenId> tokens) const override;
+  // The message after "<bos>".
+  absl::StatusOr<std::vector<TokenId>> Prompt(std::string_view message) const override {
+    return Encode("<bos> " + std::string(message));
+  }
+  std::optional<TokenId> stop() const override { return std::nullopt; }
 
-  const std::vector<TokenId>& delimiters() const { return delimiters_; }
+  const std::vector<TokenId>& delimiters() const override { return delimiters_; }
 
  private:
   std::unordered_map<std::string, TokenId> ids_;

@@ -63,10 +63,23 @@ TEST(Files, ConfigsThatCannotBeAreRefusedByName) {
   EXPECT_THAT(refusal("10000.0", "1"), HasSubstr("rope_theta"));
   EXPECT_THAT(refusal("null", "{\"type\": \"yarn\"}"), HasSubstr("rope_scaling"));
   EXPECT_THAT(refusal("silu", "gelu"), HasSubstr("gelu"));
-  EXPECT_THAT(refusal("{", "{\"model_type\": \"qwen2\","), HasSubstr("only llama"));
+  EXPECT_THAT(refusal("{", "{\"model_type\": \"bert\","), HasSubstr("only llama and qwen2"));
   EXPECT_THAT(refusal("{", "{\"sliding_window\": 16,"), HasSubstr("sliding_window"));
+  EXPECT_THAT(refusal("{", "{\"use_sliding_window\": true, \"sliding_window\": 16,"),
+              HasSubstr("sliding_window"));
   EXPECT_THAT(refusal("\"head_dim\"", "head_dim\""), HasSubstr("JSON"));
   EXPECT_TRUE(absl::IsNotFound(ReadConfig("/nowhere").status()));
+}
+
+// Qwen2's files name a window that is not used, and do not name their biases.
+TEST(Files, AConfigOfQwen2) {
+  const auto config =
+      ReadConfig(TemporaryFile(Replaced(kConfig, "{",
+                                        R"({"model_type": "qwen2", "use_sliding_window": false,
+                                            "sliding_window": 32768,)"))
+                     .path());
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_TRUE(config->qkv_bias);
 }
 
 TEST(Files, WhatFollowsFromTheRestMayBeMissing) {

@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "daemon/base/strings.h"
 #include "tests/fakes/seed.h"
 #include "tests/unit/client/model/temporary_file.h"
 
@@ -27,7 +28,7 @@ std::string File(std::string header, const std::string& data) {
   return bytes + header + data;
 }
 
-std::string Tensor(const std::string& type, const std::string& shape, const std::string& range) {
+std::string Entry(const std::string& type, const std::string& shape, const std::string& range) {
   return R"({"a":{"dtype":")" + type + R"(","shape":)" + shape + R"(,"data_offsets":)" + range +
          R"(}}  )";
 }
@@ -39,11 +40,11 @@ std::string Refusal(const std::string& content) {
   return std::string(opened.status().message());
 }
 
-std::string Mismatch(const std::string& content, const std::vector<std::uint64_t>& shape) {
+std::string Mismatch(const std::string& content) {
   const TemporaryFile file(content);
   const auto opened = Safetensors::Open(file.path());
   EXPECT_TRUE(opened.ok()) << opened.status();
-  const auto rows = opened->Bf16("a", shape);
+  const auto rows = opened->FindTensor("a");
   EXPECT_TRUE(absl::IsInvalidArgument(rows.status())) << rows.status();
   return std::string(rows.status().message());
 }
@@ -54,11 +55,13 @@ TEST(Safetensors, GivesWhatTheFileHolds) {
   const TemporaryFile file(File(header, "..AaBbCcDdEeFf"));
   const auto opened = Safetensors::Open(file.path());
   ASSERT_TRUE(opened.ok()) << opened.status();
-  const auto rows = opened->Bf16("a", {2, 3});
+  const auto rows = opened->FindTensor("a");
   ASSERT_TRUE(rows.ok()) << rows.status();
-  EXPECT_EQ(std::memcmp(rows->data(), "AaBbCcDdEeFf", 12), 0);
-  EXPECT_EQ(rows->size(), 6u);
-  EXPECT_TRUE(absl::IsNotFound(opened->Bf16("b", {2, 3}).status()));
+  EXPECT_EQ(rows->type, TensorType::kBf16);
+  EXPECT_THAT(rows->shape, testing::ElementsAre(2, 3));
+  EXPECT_EQ(rows->bytes.size(), 12u);
+  EXPECT_EQ(std::memcmp(rows->bytes.data(), "AaBbCcDdEeFf", 12), 0);
+  EXPECT_TRUE(absl::IsNotFound(opened->FindTensor("b").status()));
 }
 
 TEST(Safetensors, FilesThatContradictThemselvesAreRefused) {
@@ -68,28 +71,39 @@ TEST(Safetensors, FilesThatContradictThemselvesAreRefused) {
   EXPECT_THAT(Refusal(File("{}", "").substr(0, 9)), HasSubstr("a header of 8"));
   EXPECT_THAT(Refusal(File("{]", "")), HasSubstr("JSON"));
   EXPECT_THAT(Refusal(File(R"({"a":1})", "")), HasSubstr("dtype"));
-  EXPECT_THAT(Refusal(File(Tensor("BF16", "[1]", "[0,4]"), "12")), HasSubstr("data_offsets"));
-  EXPECT_THAT(Refusal(File(Tensor("BF16", "[1]", "[2,0]"), "12")), HasSubstr("data_offsets"));
-  EXPECT_THAT(Refusal(File(Tensor("BF16", "[1]", "[-1,1]"), "12")), HasSubstr("data_offsets"));
-  EXPECT_THAT(Refusal(File(Tensor("BF16", "[1]", "[0]"), "12")), HasSubstr("data_offsets"));
-  EXPECT_THAT(Refusal(File(Tensor("BF16", "[0.5]", "[0,2]"), "12")), HasSubstr("shape"));
-  EXPECT_THAT(Refusal(File(Tensor("BF16", "[1,1,1,1,1,1,1,1,1]", "[0,2]"), "12")),
+  EXPECT_THAT(Refusal(File(Entry("BF16", "[1]", "[0,4]"), "12")), HasSubstr("data_offsets"));
+  EXPECT_THAT(Refusal(File(Entry("BF16", "[1]", "[2,0]"), "12")), HasSubstr("data_offsets"));
+  EXPECT_THAT(Refusal(File(Entry("BF16", "[1]", "[-1,1]"), "12")), HasSubstr("data_offsets"));
+  EXPECT_THAT(Refusal(File(Entry("BF16", "[1]", "[0]"), "12")), HasSubstr("data_offsets"));
+  EXPECT_THAT(Refusal(File(Entry("BF16", "[0.5]", "[0,2]"), "12")), HasSubstr("shape"));
+  EXPECT_THAT(Refusal(File(Entry("BF16", "[1,1,1,1,1,1,1,1,1]", "[0,2]"), "12")),
               HasSubstr("limit is 8"));
   EXPECT_TRUE(absl::IsInvalidArgument(Safetensors::Open("/dev/zero").status()));
 }
 
 TEST(Safetensors, TensorsThatAreNotWhatIsWantedAreRefused) {
-  EXPECT_THAT(Mismatch(File(Tensor("F32", "[1]", "[0,4]"), "1234"), {1}), HasSubstr("F32"));
-  EXPECT_THAT(Mismatch(File(Tensor("BF16", "[2]", "[0,4]"), "1234"), {1, 2}),
-              HasSubstr("BF16 of 1 x 2"));
+  EXPECT_THAT(Mismatch(File(Entry("I32", "[1]", "[0,4]"), "1234")), HasSubstr("I32"));
   // The shape needs more bytes than there are; in one case its product would overflow to the right
   // size.
-  EXPECT_THAT(Mismatch(File(Tensor("BF16", "[3]", "[0,4]"), "1234"), {3}), HasSubstr("4 bytes"));
-  const std::uint64_t half = std::uint64_t{1} << 32;
-  EXPECT_THAT(Mismatch(File(Tensor("BF16", "[4294967296,4294967296]", "[0,0]"), ""), {half, half}),
+  EXPECT_THAT(Mismatch(File(Entry("BF16", "[3]", "[0,4]"), "1234")), HasSubstr("4 bytes"));
+  EXPECT_THAT(Mismatch(File(Entry("BF16", "[4294967296,4294967296]", "[0,0]"), "")),
               HasSubstr("0 bytes"));
-  EXPECT_THAT(Mismatch(File(Tensor("BF16", "[1]", "[0,3]"), "123"), {1}), HasSubstr("3 bytes"));
-  EXPECT_THAT(Mismatch(File(Tensor("BF16", "[1]", "[1,3]"), "123"), {1}), HasSubstr("even"));
+  EXPECT_THAT(Mismatch(File(Entry("BF16", "[1]", "[0,3]"), "123")), HasSubstr("3 bytes"));
+}
+
+TEST(Safetensors, NumbersOfEveryTypeAndAtOddOffsets) {
+  const auto first = [](const std::string& type, const std::string& data) {
+    const TemporaryFile file(
+        File(Entry(type, "[1]", Concat("[1,", data.size() + 1, "]")), "." + data));
+    const auto opened = Safetensors::Open(file.path());
+    EXPECT_TRUE(opened.ok()) << opened.status();
+    float value = 0;
+    opened->FindTensor("a")->ReadRow(0, {&value, 1});
+    return value;
+  };
+  EXPECT_EQ(first("F32", std::string("\0\0\xC0\x3F", 4)), 1.5f);
+  EXPECT_EQ(first("BF16", "\xC0\x3F"), 1.5f);
+  EXPECT_EQ(first("F16", std::string("\0\x3E", 2)), 1.5f);
 }
 
 // Any damage gives an error, or tensors inside the file.
@@ -106,11 +120,11 @@ TEST(Safetensors, DamageIsNoHarm) {
     const TemporaryFile file(damaged);
     const auto opened = Safetensors::Open(file.path());
     if (!opened.ok()) continue;
-    const auto rows = opened->Bf16("a", {2, 3});
+    const auto rows = opened->FindTensor("a");
     if (!rows.ok()) continue;
-    ASSERT_EQ(rows->size(), 6u);
     // Its bytes are inside the file.
-    const std::string_view bytes(reinterpret_cast<const char*>(rows->data()), 12);
+    const std::string_view bytes(reinterpret_cast<const char*>(rows->bytes.data()),
+                                 rows->bytes.size());
     EXPECT_NE(damaged.find(bytes), std::string::npos) << damaged;
   }
 }
