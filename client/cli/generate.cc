@@ -4,7 +4,6 @@
 
 #include <cstdio>
 #include <cstdlib>
-#include <filesystem>
 #include <limits>
 #include <memory>
 #include <string>
@@ -12,6 +11,7 @@
 #include <vector>
 
 #include "client/cli/command.h"
+#include "client/cli/model_path.h"
 #include "client/model/shared_prompt.h"
 #include "client/tools/connection.h"
 #include "client/tools/local_daemon.h"
@@ -22,8 +22,6 @@
 namespace tessera::cli {
 
 namespace {
-
-constexpr char kBegin[] = "<bos>";
 
 absl::StatusOr<llm::GenerateOptions> OptionsOf(const Flags& flags) {
   constexpr std::uint64_t kAnySeed = std::numeric_limits<std::uint64_t>::max();
@@ -72,9 +70,9 @@ absl::StatusOr<llm::StartedPrompt> Start(const llm::Model& model, client::Worker
   return llm::StartedPrompt{*std::move(sequence), *std::move(logits)};
 }
 
-absl::StatusOr<std::vector<llm::TokenId>> GoOn(const llm::Model& model, const llm::Vocab& vocab,
-                                               const Flags& flags, const Door& door,
-                                               const Prompt& prompt,
+absl::StatusOr<std::vector<llm::TokenId>> GoOn(const llm::Model& model,
+                                               const llm::Tokenizer& tokenizer, const Flags& flags,
+                                               const Door& door, const Prompt& prompt,
                                                const llm::GenerateOptions& options) {
   absl::StatusOr<std::unique_ptr<client::Worker>> worker =
       client::Worker::Attach({.address = door.address,
@@ -84,7 +82,7 @@ absl::StatusOr<std::vector<llm::TokenId>> GoOn(const llm::Model& model, const ll
                               .worker_name = "generate"});
   if (!worker.ok()) return worker.status();
   const absl::StatusOr<client::Model> registered =
-      (*worker)->RegisterModel(llm::GeometryOf(model.config(), "generate", vocab.delimiters()));
+      (*worker)->RegisterModel(llm::GeometryOf(model.config(), "generate", tokenizer.delimiters()));
   if (!registered.ok()) return registered.status();
   absl::StatusOr<llm::StartedPrompt> started =
       Start(model, **worker, *registered, flags.Get("policy"), prompt);
@@ -96,29 +94,36 @@ absl::StatusOr<std::vector<llm::TokenId>> GoOn(const llm::Model& model, const ll
   return std::move((*answers)[0]);
 }
 
-// Names the flag, before a file in the folder cannot be read.
-absl::Status CheckModelFolder(const std::string& folder) {
-  if (folder.empty()) return absl::InvalidArgumentError("--model=FOLDER is required");
-  std::error_code error;
-  if (std::filesystem::is_directory(folder, error)) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      Concat("cannot open ", Quoted(folder),
-             " (--model): ", error ? error.message() : std::string("it is not a folder")));
+// The text to continue: TEXT, or --prompt.
+absl::StatusOr<std::string> TextOf(const Flags& flags) {
+  const bool has_argument = !flags.positional().empty();
+  if (has_argument == flags.Has("prompt")) {
+    return absl::InvalidArgumentError("give the text either as TEXT or as --prompt");
+  }
+  return has_argument ? flags.positional()[0] : flags.Get("prompt");
 }
 
 absl::Status Generate(const Flags& flags) {
-  if (absl::Status status = CheckModelFolder(flags.Get("model")); !status.ok()) return status;
-  const absl::StatusOr<llm::GenerateOptions> options = OptionsOf(flags);
+  if (flags.Get("model").empty()) {
+    return absl::InvalidArgumentError("--model=NAME or --model=PATH is required");
+  }
+  const absl::StatusOr<std::string> text = TextOf(flags);
+  if (!text.ok()) return text.status();
+  const absl::StatusOr<std::string> path = FindModel(flags.Get("model"));
+  if (!path.ok()) return path.status();
+  absl::StatusOr<llm::GenerateOptions> options = OptionsOf(flags);
   if (!options.ok()) return options.status();
-  const absl::StatusOr<llm::Vocab> vocab = llm::Vocab::Read(flags.Get("model") + "/vocab.json");
-  if (!vocab.ok()) return vocab.status();
+  const absl::StatusOr<std::unique_ptr<llm::Tokenizer>> tokenizer = llm::ReadTokenizer(*path);
+  if (!tokenizer.ok()) return tokenizer.status();
+  options->stop = (*tokenizer)->stop();
   absl::StatusOr<std::vector<llm::TokenId>> tokens =
-      vocab->Encode(Concat(kBegin, " ", flags.positional()[0]));
+      flags.Has("raw") ? (*tokenizer)->Encode(*text) : (*tokenizer)->Prompt(*text);
   if (!tokens.ok()) return tokens.status();
+  if (tokens->empty()) return absl::InvalidArgumentError("the text is empty");
   const absl::StatusOr<std::uint64_t> shared = flags.Number("share", 0, tokens->size() - 1);
   if (!shared.ok()) return shared.status();
   const Prompt prompt = {.tokens = *std::move(tokens), .head = *shared};
-  const absl::StatusOr<std::unique_ptr<llm::Model>> model = llm::Model::Load(flags.Get("model"));
+  const absl::StatusOr<std::unique_ptr<llm::Model>> model = llm::Model::Load(*path);
   if (!model.ok()) return model.status();
   std::unique_ptr<bench::LocalDaemon> own;
   Door door = ConnectionOf(flags);
@@ -129,10 +134,11 @@ absl::Status Generate(const Flags& flags) {
     own = *std::move(daemon);
     door = {.address = own->address(), .tls = std::nullopt, .token = ""};
   }
-  const absl::StatusOr<std::vector<llm::TokenId>> answer =
-      GoOn(**model, *vocab, flags, door, prompt, *options);
+  absl::StatusOr<std::vector<llm::TokenId>> answer =
+      GoOn(**model, **tokenizer, flags, door, prompt, *options);
   if (!answer.ok()) return answer.status();
-  return Print(vocab->Decode(*answer) + "\n");
+  if (!answer->empty() && options->stop == answer->back()) answer->pop_back();
+  return Print((*tokenizer)->Decode(*answer) + "\n");
 }
 
 }  // namespace
@@ -142,13 +148,20 @@ CommandSpec GenerateSpec() {
       .name = "generate",
       .summary = "continue a text with a model",
       .description =
-          "Continues a text with a model whose KV cache is in the daemon. Every word of the\n"
-          "text must be in the model's vocabulary.\n",
-      .arguments = {{.name = "TEXT", .hint = "put it in quotes"}},
-      .examples = {"tessera generate --model=tests/golden/recall --policy=mosaickv \\\n"
+          "Continues a text with a model whose KV cache is in the daemon. A chat model reads the\n"
+          "text as a user's message and answers it. Every word of a text for the recall model\n"
+          "must be in its vocabulary.\n",
+      .arguments = {{.name = "TEXT", .hint = "put it in quotes", .required = false}},
+      .examples = {"tessera generate --model=smollm2 --policy=mosaickv --tokens=64 \\\n"
+                   "      --prompt='What is a mosaic?'",
+                   "tessera generate --model=tests/golden/recall --policy=mosaickv \\\n"
                    "      'what is the special number for lobster ? answer :'"},
-      .flags = {{"model", "FOLDER",
-                 "Folder with config.json, model.safetensors and vocab.json. Required.", ""},
+      .flags = {{"model", "NAME|PATH",
+                 "A model that deploy/models/fetch has fetched, a GGUF file, or a folder with "
+                 "config.json, model.safetensors and tokenizer.json or vocab.json. Required.",
+                 ""},
+                {"prompt", "TEXT", "The text, instead of the argument.", ""},
+                {"raw", "", "Continue the text as it is, without the model's chat template.", ""},
                 {"policy", "POLICY", "Policy of the sequence.", "dense"},
                 {"share", "N",
                  "Share the first N tokens (<bos> counts as one): match a published prefix, or "

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "client/eval/compressed_fork.h"
 #include "client/model/generate.h"
 #include "daemon/base/strings.h"
 #include "tessera/worker.h"
@@ -19,38 +20,12 @@ namespace tessera::cli::eval {
 
 namespace {
 
-// Rows of all layers, [layers][tokens], computed once. The queries are observed by forks whose
-// policies ask for them.
-struct Prompt final : llm::Attention {
-  explicit Prompt(const llm::Config& c) : config(c) {}
-  absl::Status Attend(const llm::LayerRows& rows, std::span<float> output) override {
-    llm::AttendDense(config, rows, output);
-    key.insert(key.end(), rows.key.begin(), rows.key.end());
-    value.insert(value.end(), rows.value.begin(), rows.value.end());
-    query.insert(query.end(), rows.query.begin(), rows.query.end());
-    return absl::OkStatus();
-  }
-  std::span<const std::byte> OfLayer(const std::vector<std::uint16_t>& rows,
-                                     std::uint32_t layer) const {
-    const std::size_t count = rows.size() / config.layers;
-    return std::as_bytes(std::span(rows).subspan(layer * count, count));
-  }
-
-  llm::Config config;
+// A prompt, computed once.
+struct Prompt {
+  explicit Prompt(const llm::Config& config) : rows(config) {}
   std::span<const TokenId> tokens;
-  std::vector<std::uint16_t> key, value, query;
+  PromptRows rows;
 };
-
-absl::Status Show(const Prompt& prompt, client::Sequence& sequence) {
-  absl::Status status = sequence.ObserveTokens(0, prompt.tokens);
-  for (std::uint32_t layer = 0; status.ok() && layer < prompt.config.layers; ++layer) {
-    status = sequence.Observe({.layer = layer,
-                               .query = prompt.OfLayer(prompt.query, layer),
-                               .key = prompt.OfLayer(prompt.key, layer),
-                               .prompt_tokens = prompt.tokens.size()});
-  }
-  return status;
-}
 
 double SecondsSince(std::chrono::steady_clock::time_point begun) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count();
@@ -111,9 +86,7 @@ class Evaluation::Session final : public UnitRunner {
   // A compressed fork, ready for the question.
   struct Fork {
     std::size_t policy;
-    client::Sequence sequence;
-    double bytes_kept;
-    std::string not_packed;  // Outcome::not_packed
+    CompressedForks::Fork of;
   };
 
   Session(const Evaluation& evaluation, const EvaluationPlan& plan)
@@ -123,21 +96,16 @@ class Evaluation::Session final : public UnitRunner {
                       const std::function<void()>& answered, FinishedUnit& finished) {
     absl::StatusOr<Prompt> prompt = Compute(unit, sample);
     if (!prompt.ok()) return prompt.status();
-    absl::StatusOr<client::Sequence> whole = worker_->CreateSequence(registered_, "dense");
-    if (!whole.ok()) return whole.status();
-    absl::Status status = whole
-                              ->Append({.key = std::as_bytes(std::span(prompt->key)),
-                                        .value = std::as_bytes(std::span(prompt->value)),
-                                        .tokens = prompt->tokens.size()})
-                              .status();
+    absl::StatusOr<CompressedForks> compressed =
+        CompressedForks::Create(prompt->rows, prompt->tokens, *worker_, registered_);
+    absl::Status status = compressed.status();
     std::vector<Fork> forks;
-    Shown shown;
     for (std::size_t policy = 0; status.ok() && policy < plan_.policies.size(); ++policy) {
       Outcome& outcome = finished.outcomes[policy];
-      absl::StatusOr<Fork> fork =
-          Compressed(*prompt, policy, plan_.policies[policy].For(unit.length), *whole, shown);
+      absl::StatusOr<CompressedForks::Fork> fork =
+          compressed->Compress(plan_.policies[policy].For(unit.length));
       if (fork.ok()) {
-        forks.push_back(*std::move(fork));
+        forks.push_back({policy, *std::move(fork)});
       } else if (absl::IsInvalidArgument(fork.status())) {
         outcome.refused = std::string(AsStringView(fork.status().message()));
         answered();
@@ -162,59 +130,10 @@ class Evaluation::Session final : public UnitRunner {
     std::vector<std::uint32_t> positions(prompt.tokens.size());
     std::iota(positions.begin(), positions.end(), 0);
     const absl::Status status =
-        evaluation_.model_->Forward({.tokens = prompt.tokens, .positions = positions}, prompt)
+        evaluation_.model_->Forward({.tokens = prompt.tokens, .positions = positions}, prompt.rows)
             .status();
     if (!status.ok()) return status;
     return prompt;
-  }
-
-  // Uncompressed forks of the prompt with observations, by the needs that they cover.
-  using Shown = std::vector<std::pair<client::PolicyNeeds, client::Sequence>>;
-
-  // A fork under this policy with the observations it asks for. Policies that ask for the same
-  // observations share them.
-  static absl::StatusOr<client::Sequence> ShownTo(const Prompt& prompt, const std::string& policy,
-                                                  client::Sequence& whole, Shown& shown) {
-    absl::StatusOr<client::Sequence> fork = whole.Fork(policy);
-    if (!fork.ok()) return fork.status();
-    const client::PolicyNeeds needs = fork->needs();
-    if (needs == client::PolicyNeeds()) return fork;
-    for (auto& [known, sequence] : shown) {
-      if (known == needs) return sequence.Fork(policy);
-    }
-    if (absl::Status status = Show(prompt, *fork); !status.ok()) return status;
-    absl::StatusOr<client::Sequence> next = fork->Fork();
-    if (next.ok()) shown.emplace_back(needs, *std::move(fork));
-    return next;
-  }
-
-  static absl::StatusOr<Fork> Compressed(const Prompt& prompt, std::size_t policy,
-                                         const std::string& text, client::Sequence& whole,
-                                         Shown& shown) {
-    absl::StatusOr<client::Sequence> sequence = ShownTo(prompt, text, whole, shown);
-    if (!sequence.ok()) return sequence.status();
-    const absl::StatusOr<client::CompressResult> compressed = sequence->Compress();
-    if (!compressed.ok()) return compressed.status();
-    const bool later = sequence->needs().acts_while_decoding;
-    for (const client::OutcomeGroup& group : compressed->outcomes) {
-      // The policy has no budget for so few tokens: that is its answer.
-      if (group.worst.reason == client::CompressionReason::kTooShort && !later) {
-        return absl::InvalidArgumentError(group.worst.text);
-      }
-    }
-    const absl::StatusOr<client::SequenceDescription> described = sequence->Describe();
-    if (!described.ok()) return described.status();
-    return Fork{policy, *std::move(sequence), described->bytes_kept, WhyNotPacked(*compressed)};
-  }
-
-  // Why a policy that packs packed nothing; else empty.
-  static std::string WhyNotPacked(const client::CompressResult& compressed) {
-    for (const client::OutcomeGroup& group : compressed.outcomes) {
-      const bool tried = group.worst.reason == client::CompressionReason::kSegmentOverhead ||
-                         group.worst.reason == client::CompressionReason::kLossAboveLimit;
-      if (!tried || group.worst.compressed_entries > 0) return "";
-    }
-    return compressed.outcomes.empty() ? "" : compressed.outcomes[0].worst.text;
   }
 
   // Feeds the question and decodes the answer for all forks in the same steps.
@@ -225,8 +144,8 @@ class Evaluation::Session final : public UnitRunner {
     std::vector<llm::Turn> turns;
     std::vector<client::Sequence*> batch;
     for (Fork& fork : forks) {
-      turns.push_back({.sequence = &fork.sequence, .tokens = question});
-      batch.push_back(&fork.sequence);
+      turns.push_back({.sequence = &fork.of.sequence, .tokens = question});
+      batch.push_back(&fork.of.sequence);
     }
     if (forks.empty()) return absl::OkStatus();
     absl::StatusOr<std::vector<float>> logits = llm::Advance(*evaluation_.model_, *worker_, turns);
@@ -245,9 +164,9 @@ class Evaluation::Session final : public UnitRunner {
       outcome.marks[index] = right ? '1' : '0';
       outcome.right += right ? 1 : 0;
       outcome.samples += 1;
-      AddToMean(forks[i].bytes_kept, outcome.samples, outcome.bytes_kept);
+      AddToMean(forks[i].of.bytes_kept, outcome.samples, outcome.bytes_kept);
       AddToMean(step_ms, outcome.samples, outcome.step_ms);
-      if (outcome.not_packed.empty()) outcome.not_packed = forks[i].not_packed;
+      if (outcome.not_packed.empty()) outcome.not_packed = forks[i].of.not_packed;
       if (index == 0) {
         finished.example.answers[forks[i].policy] = evaluation_.vocab_->Decode((*answers)[i]);
       }

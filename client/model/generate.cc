@@ -1,6 +1,7 @@
 #include "client/model/generate.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <numeric>
 
@@ -30,10 +31,47 @@ struct Batch {
   std::vector<std::uint32_t> last;  // index of each sequence's last token in `tokens`
 };
 
+class Stopwatch {
+ public:
+  explicit Stopwatch(double* seconds) : seconds_(seconds) {}
+  ~Stopwatch() {
+    const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - begun_;
+    if (seconds_ != nullptr) *seconds_ += spent.count();
+  }
+
+ private:
+  double* const seconds_;
+  const std::chrono::steady_clock::time_point begun_ = std::chrono::steady_clock::now();
+};
+
+// Measures another attention.
+class TimedAttention final : public Attention {
+ public:
+  TimedAttention(Attention& attention, double* seconds)
+      : attention_(attention), seconds_(seconds) {}
+  absl::Status Attend(const LayerRows& rows, std::span<float> output) override {
+    const Stopwatch stopwatch(seconds_);
+    return attention_.Attend(rows, output);
+  }
+
+ private:
+  Attention& attention_;
+  double* const seconds_;
+};
+
+absl::StatusOr<client::Step> Begin(client::Worker& worker, const Batch& batch, double* seconds) {
+  const Stopwatch stopwatch(seconds);
+  return worker.BeginStep(batch.sequences, {.new_tokens_each = batch.counts});
+}
+
+absl::Status End(client::Step& step, double* seconds) {
+  const Stopwatch stopwatch(seconds);
+  return step.End();
+}
+
 absl::StatusOr<std::vector<float>> TryStep(const Model& model, client::Worker& worker,
-                                           const Batch& batch) {
-  absl::StatusOr<client::Step> step =
-      worker.BeginStep(batch.sequences, {.new_tokens_each = batch.counts});
+                                           const Batch& batch, double* cache_seconds) {
+  absl::StatusOr<client::Step> step = Begin(worker, batch, cache_seconds);
   if (!step.ok()) return step.status();
   // Read positions inside the step: a policy may change them between steps.
   std::vector<std::uint32_t> positions;
@@ -42,14 +80,15 @@ absl::StatusOr<std::vector<float>> TryStep(const Model& model, client::Worker& w
       positions.push_back(static_cast<std::uint32_t>(batch.sequences[i]->next_position()) + token);
     }
   }
-  StepAttention attention(*step);
+  StepAttention in_step(*step);
+  TimedAttention attention(in_step, cache_seconds);
   absl::StatusOr<std::vector<float>> logits = model.Forward(
       {.tokens = batch.tokens, .positions = positions, .logits_of = batch.last}, attention);
   if (!logits.ok()) return logits;
   std::vector<std::uint64_t> before;
   for (const client::Sequence* sequence : batch.sequences) before.push_back(sequence->tokens());
   // The step is committed only if End returns OK.
-  if (absl::Status status = step->End(); !status.ok()) return status;
+  if (absl::Status status = End(*step, cache_seconds); !status.ok()) return status;
   std::span<const TokenId> tokens = batch.tokens;
   for (std::size_t i = 0; i < batch.sequences.size(); ++i) {
     absl::Status status =
@@ -78,7 +117,7 @@ absl::StatusOr<std::vector<float>> Prefill(const Model& model, std::span<const T
 }
 
 absl::StatusOr<std::vector<float>> Advance(const Model& model, client::Worker& worker,
-                                           std::span<const Turn> turns) {
+                                           std::span<const Turn> turns, double* cache_seconds) {
   Batch batch;
   for (const Turn& turn : turns) {
     if (turn.tokens.empty()) return absl::InvalidArgumentError("a turn needs at least one token");
@@ -88,7 +127,7 @@ absl::StatusOr<std::vector<float>> Advance(const Model& model, client::Worker& w
     batch.last.push_back(static_cast<std::uint32_t>(batch.tokens.size() - 1));
   }
   while (true) {
-    absl::StatusOr<std::vector<float>> logits = TryStep(model, worker, batch);
+    absl::StatusOr<std::vector<float>> logits = TryStep(model, worker, batch, cache_seconds);
     if (!absl::IsAborted(logits.status())) return logits;
   }
 }

@@ -27,9 +27,11 @@ struct Turn {
 };
 
 // One step of a batch: appends the tokens and attends through Tessera. Returns the logits of the
-// token after each turn, [turns][vocabulary]. Retries a step that the daemon aborts.
+// token after each turn, [turns][vocabulary]. Retries a step that the daemon aborts. Adds the time
+// spent in Tessera (begin, append and attend, end) to `cache_seconds`, unless it is null.
 absl::StatusOr<std::vector<float>> Advance(const Model& model, client::Worker& worker,
-                                           std::span<const Turn> turns);
+                                           std::span<const Turn> turns,
+                                           double* cache_seconds = nullptr);
 
 struct GenerateOptions {
   std::uint32_t max_tokens = 16;  // of each sequence

@@ -17,6 +17,7 @@
 #include "daemon/base/strings.h"
 #include "tests/fakes/daemon/daemon_process.h"
 #include "tests/fakes/daemon/peer_process.h"
+#include "tests/fakes/model/tiny_model.h"
 #include "tests/fakes/seed.h"
 
 namespace tessera {
@@ -154,6 +155,74 @@ TEST_F(EvalCommand, ATextIsGoneOnWithUnderAnyPolicy) {
     EXPECT_EQ(generate.Wait(), 0) << policy << ": " << Err();
     EXPECT_FALSE(Out().empty()) << policy;
   }
+}
+
+// A random model as a GGUF file: what it says means nothing, but exact attention is exact.
+class EvalOfTexts : public EvalCommand {
+ protected:
+  EvalOfTexts() {
+    const fakes::TinyModel tiny(
+        "llama", true, [&] { return static_cast<float>(random_.Below(2001)) / 5000 - 0.2f; }, 64);
+    std::ofstream(folder_ / "tiny.gguf") << tiny.Gguf().File();
+    std::ofstream text(folder_ / "text");
+    for (int i = 0; i < 300; ++i) text << "word " << random_.Below(100) << ". ";
+  }
+  std::vector<std::string> Flags(std::initializer_list<std::string> more) const {
+    std::vector<std::string> flags = {"--model=" + (folder_ / "tiny.gguf").string()};
+    flags.insert(flags.end(), more);
+    return flags;
+  }
+};
+
+// The number after `name` in the cell of a policy.
+double ValueOf(const std::string& json, const std::string& policy, const std::string& name) {
+  const std::size_t cell = json.find("\"policy\": \"" + policy);
+  const std::size_t at = json.find("\"" + name + "\": ", cell);
+  EXPECT_NE(at, std::string::npos) << policy << " " << name << ": " << json;
+  return at == std::string::npos ? -1 : std::stod(json.substr(at + name.size() + 4));
+}
+
+TEST_F(EvalOfTexts, IsReadThroughEachPolicyAndComparedWithExactAttention) {
+  const std::string page = (folder_ / "page.html").string();
+  const std::vector<std::string> args = Flags(
+      {"--texts=" + (folder_ / "text").string(), "--lengths=512", "--read=64", "--generate=8",
+       "--tasks=needles1,needles4", "--json", "--report=" + page, "dense", "streaming:budget=64"});
+  ASSERT_EQ(Start(args).Wait(), 0) << Err();
+  const std::string json = Out();
+  EXPECT_LT(ValueOf(json, "dense", "divergence"), 1e-3);
+  EXPECT_LT(std::abs(ValueOf(json, "dense", "difference")), 1e-2);
+  EXPECT_GT(ValueOf(json, "dense", "same_choice"), 0.9);
+  EXPECT_GT(ValueOf(json, "streaming", "divergence"), 2 * ValueOf(json, "dense", "divergence"));
+  EXPECT_LT(ValueOf(json, "streaming", "bytes_kept"), 0.3);
+  EXPECT_EQ(ValueOf(json, "streaming", "needles1_blind_samples"), 1);
+  EXPECT_EQ(ValueOf(json, "streaming", "needles4_blind_samples"), 4);
+  EXPECT_EQ(ValueOf(json, "streaming", "needles4_seen_samples"), 1);
+  EXPECT_THAT(BytesOf(page), testing::HasSubstr("the next 64 read through the cache"));
+  EXPECT_THAT(BytesOf((folder_ / "page.csv").string()), testing::HasSubstr("\n512,\"dense\","));
+}
+
+TEST_F(EvalOfTexts, FlagsThatDoNotFitAreRefused) {
+  const auto refusal = [&](const std::vector<std::string>& args) {
+    EXPECT_NE(Start(args).Wait(), 0);
+    return Err();
+  };
+  EXPECT_THAT(refusal(Flags({"--state=a"})), testing::HasSubstr("recall model only"));
+  EXPECT_THAT(refusal(Flags({"--tasks=vt2"})), testing::HasSubstr("\"vt2\" must be needles1"));
+  EXPECT_THAT(refusal(Flags({"--lengths=900", "--texts=" + (folder_ / "text").string()})),
+              testing::HasSubstr("the model's limit is 1024"));
+  EXPECT_THAT(refusal({"--read=64"}), testing::HasSubstr("--read needs a language model"));
+  EXPECT_THAT(refusal({"--model=no-such-model"}), testing::HasSubstr("deploy/models/fetch --list"));
+}
+
+TEST_F(EvalOfTexts, Answers) {
+  ASSERT_EQ(Start(Flags({"--tokens=5", "--policy=streaming:budget=64", "--prompt=Hello the word"}),
+                  "generate")
+                .Wait(),
+            0)
+      << Err();
+  EXPECT_FALSE(Out().empty());
+  EXPECT_NE(Start(Flags({"one", "--prompt=two"}), "generate").Wait(), 0);
+  EXPECT_THAT(Err(), testing::HasSubstr("either as TEXT or as --prompt"));
 }
 
 }  // namespace

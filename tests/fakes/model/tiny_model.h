@@ -18,15 +18,16 @@ struct TinyModel {
   };
 
   static constexpr std::uint64_t kVocabulary = 280, kHidden = 32, kMlp = 32, kLayers = 2;
-  static constexpr std::uint64_t kHeads = 4, kKvHeads = 2, kDim = 8;
+  static constexpr std::uint64_t kHeads = 4, kKvHeads = 2;
 
   std::string kind;                        // "llama" or "qwen2"
+  std::uint64_t dim;                       // of a head
   std::map<std::string, Matrix> matrices;  // by Hugging Face name
 
   // `random()` gives numbers around 0.
   template <typename Random>
-  TinyModel(std::string architecture, bool tied, const Random& random)
-      : kind(std::move(architecture)) {
+  TinyModel(std::string architecture, bool tied, const Random& random, std::uint64_t head_dim = 8)
+      : kind(std::move(architecture)), dim(head_dim) {
     const auto add = [&](const std::string& name, std::vector<std::uint64_t> shape, float middle) {
       std::size_t count = 1;
       for (const std::uint64_t extent : shape) count *= extent;
@@ -41,27 +42,28 @@ struct TinyModel {
       const std::string prefix = Concat("model.layers.", layer, ".");
       add(prefix + "input_layernorm.weight", {kHidden}, 1);
       add(prefix + "post_attention_layernorm.weight", {kHidden}, 1);
-      add(prefix + "self_attn.q_proj.weight", {kHeads * kDim, kHidden}, 0);
-      add(prefix + "self_attn.k_proj.weight", {kKvHeads * kDim, kHidden}, 0);
-      add(prefix + "self_attn.v_proj.weight", {kKvHeads * kDim, kHidden}, 0);
-      add(prefix + "self_attn.o_proj.weight", {kHidden, kHeads * kDim}, 0);
+      add(prefix + "self_attn.q_proj.weight", {kHeads * dim, kHidden}, 0);
+      add(prefix + "self_attn.k_proj.weight", {kKvHeads * dim, kHidden}, 0);
+      add(prefix + "self_attn.v_proj.weight", {kKvHeads * dim, kHidden}, 0);
+      add(prefix + "self_attn.o_proj.weight", {kHidden, kHeads * dim}, 0);
       add(prefix + "mlp.gate_proj.weight", {kMlp, kHidden}, 0);
       add(prefix + "mlp.up_proj.weight", {kMlp, kHidden}, 0);
       add(prefix + "mlp.down_proj.weight", {kHidden, kMlp}, 0);
       if (kind != "qwen2") continue;
-      add(prefix + "self_attn.q_proj.bias", {kHeads * kDim}, 0);
-      add(prefix + "self_attn.k_proj.bias", {kKvHeads * kDim}, 0);
-      add(prefix + "self_attn.v_proj.bias", {kKvHeads * kDim}, 0);
+      add(prefix + "self_attn.q_proj.bias", {kHeads * dim}, 0);
+      add(prefix + "self_attn.k_proj.bias", {kKvHeads * dim}, 0);
+      add(prefix + "self_attn.v_proj.bias", {kKvHeads * dim}, 0);
     }
   }
 
   std::string Config() const {
-    return Concat(
-        R"({"model_type":")", kind, R"(","vocab_size":)", kVocabulary, R"(,"hidden_size":)",
-        kHidden, R"(,"intermediate_size":)", kMlp, R"(,"num_hidden_layers":)", kLayers,
-        R"(,"num_attention_heads":)", kHeads, R"(,"num_key_value_heads":)", kKvHeads,
-        R"(,"max_position_embeddings":512,"rope_theta":10000,"rms_norm_eps":1e-5,)",
-        R"("tie_word_embeddings":)", matrices.contains("lm_head.weight") ? "false" : "true", "}");
+    return Concat(R"({"model_type":")", kind, R"(","vocab_size":)", kVocabulary,
+                  R"(,"hidden_size":)", kHidden, R"(,"intermediate_size":)", kMlp,
+                  R"(,"num_hidden_layers":)", kLayers, R"(,"num_attention_heads":)", kHeads,
+                  R"(,"num_key_value_heads":)", kKvHeads, R"(,"head_dim":)", dim,
+                  R"(,"max_position_embeddings":512,"rope_theta":10000,"rms_norm_eps":1e-5,)",
+                  R"("tie_word_embeddings":)",
+                  matrices.contains("lm_head.weight") ? "false" : "true", "}");
   }
 
   std::string Safetensors() const {
@@ -86,11 +88,12 @@ struct TinyModel {
     GgufWriter file;
     file.Text("general.architecture", kind)
         .Count(kind + ".block_count", kLayers)
-        .Count(kind + ".context_length", 512)
+        .Count(kind + ".context_length", 1024)
         .Count(kind + ".embedding_length", kHidden)
         .Count(kind + ".feed_forward_length", kMlp)
         .Count(kind + ".attention.head_count", kHeads)
         .Count(kind + ".attention.head_count_kv", kKvHeads)
+        .Count(kind + ".attention.key_length", static_cast<std::uint32_t>(dim))
         .Number(kind + ".rope.freq_base", 10000)
         .Number(kind + ".attention.layer_norm_rms_epsilon", 1e-5f);
     AddTokenizer(file);
@@ -102,13 +105,13 @@ struct TinyModel {
     return file;
   }
 
-  // Rows i and i + kDim / 2 of a head become rows 2i and 2i + 1.
-  static std::vector<float> Interleaved(const Matrix& matrix) {
+  // Rows i and i + dim / 2 of a head become rows 2i and 2i + 1.
+  std::vector<float> Interleaved(const Matrix& matrix) const {
     const std::uint64_t row = matrix.shape.back();
     std::vector<float> values(matrix.values.size());
     for (std::uint64_t from = 0; from < matrix.shape[0]; ++from) {
-      const std::uint64_t in_head = from % kDim;
-      const std::uint64_t to = from - in_head + in_head % (kDim / 2) * 2 + in_head / (kDim / 2);
+      const std::uint64_t in_head = from % dim;
+      const std::uint64_t to = from - in_head + in_head % (dim / 2) * 2 + in_head / (dim / 2);
       for (std::uint64_t i = 0; i < row; ++i) values[to * row + i] = matrix.values[from * row + i];
     }
     return values;

@@ -4,14 +4,10 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cctype>
-#include <charconv>
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
-#include <ctime>
 #include <filesystem>
-#include <fstream>
 #include <limits>
 #include <memory>
 #include <optional>
@@ -23,6 +19,9 @@
 #include <vector>
 
 #include "client/cli/command.h"
+#include "client/cli/eval/eval_flags.h"
+#include "client/cli/eval/eval_text.h"
+#include "client/cli/model_path.h"
 #include "client/eval/evaluation.h"
 #include "client/eval/report_page.h"
 #include "client/eval/result_table.h"
@@ -57,88 +56,15 @@ constexpr const char* kDefaultPolicies[] = {
     "chunkkv:budget={}+mosaickv:keep=0.25,group=1,select=0,loss_k=1,loss_v=1",
 };
 
-std::vector<std::string> Split(std::string_view list) {
-  std::vector<std::string> items;
-  while (!list.empty()) {
-    const std::size_t end = std::min(list.find(','), list.size());
-    items.emplace_back(Trim(list.substr(0, end)));
-    list.remove_prefix(std::min(end + 1, list.size()));
-  }
-  return items;
-}
-
-// Skips duplicates, which would be counted twice.
-template <typename Value>
-void AddNew(Value value, std::vector<Value>& values) {
-  if (std::ranges::find(values, value) == values.end()) values.push_back(std::move(value));
-}
-
-// The flag's value, or its default with and without --quick.
-std::string Given(const Flags& flags, const char* name, const char* quick, const char* full) {
-  if (flags.Has(name)) return flags.Get(name);
-  return flags.Has("quick") ? quick : full;
-}
-
-template <typename Value>
-absl::StatusOr<std::vector<Value>> Numbers(const char* name, const std::string& list) {
-  std::vector<Value> numbers;
-  for (const std::string& item : Split(list)) {
-    Value value = {};
-    const char* const end = item.data() + item.size();
-    const auto result = std::from_chars(item.data(), end, value);
-    if (result.ec != std::errc() || result.ptr != end) {
-      return absl::InvalidArgumentError(Concat("--", name, ": \"", item, "\" is not a number"));
-    }
-    AddNew(value, numbers);
-  }
-  if (numbers.empty()) return absl::InvalidArgumentError(Concat("--", name, " is empty"));
-  return numbers;
-}
-
-absl::StatusOr<std::vector<PolicyAt>> PoliciesOf(const Flags& flags) {
-  const auto budgets = Numbers<double>("budgets", flags.Get("budgets"));
-  if (!budgets.ok()) return budgets.status();
-  for (const double budget : *budgets) {
-    if (budget > 0 && budget <= 1) continue;
-    return absl::InvalidArgumentError(
-        Concat("--budgets: ", budget, " is out of range; a budget is above 0 and at most 1"));
-  }
-  std::vector<std::string> given = flags.positional();
-  if (given.empty()) given.assign(std::begin(kDefaultPolicies), std::end(kDefaultPolicies));
-  std::vector<PolicyAt> policies;
-  for (const std::string& text : given) {
-    if (!PolicyAt::HasPlace(text)) {
-      AddNew<PolicyAt>({.text = text}, policies);
-      continue;
-    }
-    for (const double budget : *budgets) {
-      AddNew<PolicyAt>({.text = text, .budget = budget}, policies);
-    }
-  }
-  return policies;
-}
-
-absl::StatusOr<std::vector<Question>> QuestionsOf(const Flags& flags) {
-  std::vector<Question> questions;
-  for (const std::string& name : Split(flags.Get("question"))) {
-    if (name != "blind" && name != "seen") {
-      return absl::InvalidArgumentError(Concat("--question: \"", name, "\" must be blind or seen"));
-    }
-    AddNew(name == "blind" ? Question::kBlind : Question::kSeen, questions);
-  }
-  if (questions.empty()) return absl::InvalidArgumentError("--question is empty");
-  return questions;
-}
-
 absl::StatusOr<EvaluationPlan> PlanOf(const Flags& flags) {
   EvaluationPlan plan;
-  for (std::string& task : Split(flags.Get("tasks"))) AddNew(std::move(task), plan.tasks);
+  for (std::string& task : SplitList(flags.Get("tasks"))) AddNew(std::move(task), plan.tasks);
   if (plan.tasks.empty()) return absl::InvalidArgumentError("--tasks is empty");
   if (flags.Get("tasks") == "all") {
     const auto names = RecallTasks::Names();
     plan.tasks.assign(names.begin(), names.end());
   }
-  auto policies = PoliciesOf(flags);
+  auto policies = PoliciesOf(flags, kDefaultPolicies);
   if (!policies.ok()) return policies.status();
   auto questions = QuestionsOf(flags);
   if (!questions.ok()) return questions.status();
@@ -280,58 +206,6 @@ std::string Json(const Results& results) {
   return Concat("{\"seed\": ", plan.first_seed, ", \"cells\": [\n", text, "\n]}\n");
 }
 
-absl::Status WriteFile(const std::string& path, const std::string& text) {
-  std::ofstream file(path, std::ios::binary);
-  file << text << std::flush;
-  if (file) return absl::OkStatus();
-  return absl::InternalError(Concat("cannot write \"", path, "\""));
-}
-
-// Checked before the run, which may take hours.
-absl::Status CheckWritable(const std::string& path) {
-  std::error_code error;  // ignored: opening the file fails, too
-  const bool there = std::filesystem::exists(path, error);
-  if (std::ofstream(path, std::ios::binary | std::ios::app)) {
-    if (!there) std::filesystem::remove(path, error);
-    return absl::OkStatus();
-  }
-  return absl::InvalidArgumentError(Concat("--report: \"", path, "\" cannot be written"));
-}
-
-// The CSV file beside a page: "eval.html" -> "eval.csv", "eval" -> "eval.csv".
-std::string CsvBeside(const std::string& page) {
-  std::filesystem::path path(page);
-  const std::string extension = path.extension().string();
-  if (extension == ".html" || extension == ".htm") path.replace_extension();
-  return path.string() + ".csv";
-}
-
-// The command, quoted for a POSIX shell.
-std::string ShellCommand(std::span<const std::string_view> args) {
-  std::string command = "tessera eval";
-  for (const std::string_view arg : args) {
-    const bool plain = !arg.empty() && std::ranges::all_of(arg, [](unsigned char c) {
-      return std::isalnum(c) || std::string_view("-_=.,:/+%@").find(c) != std::string_view::npos;
-    });
-    if (plain) {
-      Append(command, " ", arg);
-      continue;
-    }
-    command += " '";
-    for (const char c : arg) command += c == '\'' ? "'\\''" : std::string(1, c);
-    command += "'";
-  }
-  return command;
-}
-
-std::string NowInUtc() {
-  const std::time_t now = std::time(nullptr);
-  std::tm utc = {};
-  ::gmtime_r(&now, &utc);
-  char text[32];
-  return {text, std::strftime(text, sizeof(text), "%Y-%m-%d %H:%M UTC", &utc)};
-}
-
 // The path and the size of the weights.
 std::string WeightsIn(const std::string& folder) {
   std::error_code error;  // ignored: the model was loaded from this file
@@ -367,6 +241,16 @@ absl::Status RunPlan(const Flags& flags, Evaluation& evaluation, Evaluation::Run
 }
 
 absl::Status Evaluate(const Flags& flags, std::span<const std::string_view> args) {
+  const absl::StatusOr<std::string> found =
+      flags.Has("model") ? FindModel(flags.Get("model")) : bench::RecallFolder();
+  if (!found.ok()) return found.status();
+  const std::string& model = *found;
+  if (IsLanguageModel(model)) return EvaluateTexts(flags, args, model);
+  for (const char* const flag : {"texts", "read", "generate"}) {
+    if (!flags.Has(flag)) continue;
+    return absl::InvalidArgumentError(
+        Concat("--", flag, " needs a language model: --model=smollm2, for example"));
+  }
   const absl::StatusOr<EvaluationPlan> plan = PlanOf(flags);
   if (!plan.ok()) return plan.status();
   const auto workers = flags.Number("workers", 0, 64);
@@ -390,7 +274,6 @@ absl::Status Evaluate(const Flags& flags, std::span<const std::string_view> args
     own = *std::move(daemon);
     door = {.address = own->address(), .tls = std::nullopt, .token = ""};
   }
-  const std::string model = flags.Has("model") ? flags.Get("model") : bench::RecallFolder();
   const absl::StatusOr<std::unique_ptr<Evaluation>> evaluation = Evaluation::Open(
       {.model_folder = model, .address = door.address, .device = door.device, .tls = door.tls});
   if (!evaluation.ok()) return evaluation.status();
@@ -432,9 +315,12 @@ absl::Status Evaluate(const Flags& flags, std::span<const std::string_view> args
 CommandSpec EvalSpec() {
   return {
       .name = "eval",
-      .summary = "measure how policies change a toy model's answers",
+      .summary = "measure how policies change a model's answers",
       .description =
-          "Asks the recall model about needles in generated text, with its KV cache compressed by\n"
+          "With --model=NAME, a language model reads texts and answers questions through a cache\n"
+          "that each policy has compressed, and is compared with exact attention.\n\n"
+          "Without it, asks the recall model about needles in generated text, with its KV cache "
+          "compressed by\n"
           "each policy. The recall model is a toy: 3.5 million weights, 4 layers, a vocabulary of\n"
           "768 words, trained by this project for exactly these tasks; its figures rank policies\n"
           "and prove nothing about language models.\n\n"
@@ -442,22 +328,39 @@ CommandSpec EvalSpec() {
           "tokens, {tokens/2} by half of it. Without POLICY, ten default policies are compared.\n",
       .arguments = {{.name = "POLICY", .hint = "", .required = false, .repeats = true}},
       .examples = {"tessera eval --quick --report=eval.html",
+                   "tessera eval --model=smollm2 --report=smollm2.html",
                    "tessera eval dense 'chunkkv:budget={}' --budgets=0.2,0.5 --question=blind"},
-      .flags = {{"model", "FOLDER", "Folder of the recall model. Unset: the source tree's.", ""},
-                {"tasks", "LIST", "Tasks, or all.", "niah_multikey,vt2,qa_place"},
-                {"lengths", "LIST", "Tokens per text. Unset: 512,2048; with --quick: 1024.", ""},
+      .flags = {{"model", "NAME|PATH",
+                 "A language model that deploy/models/fetch has fetched, or its path. Unset: the "
+                 "recall model.",
+                 ""},
+                {"tasks", "LIST",
+                 "Tasks, or all. Language models: numbers of needles, such as needles1,needles8, "
+                 "or none.",
+                 "niah_multikey,vt2,qa_place"},
+                {"lengths", "LIST",
+                 "Tokens per text. Unset: 512,2048; with --quick: 1024. Language models: 2048; "
+                 "1024.",
+                 ""},
                 {"depths", "LIST", "Positions of the needle in the text, from 0 to 1.", "0,0.5,1"},
                 {"budgets", "LIST", "Budgets that replace {}, above 0 and at most 1.",
                  "0.1,0.2,0.35,0.5"},
                 {"question", "LIST",
                  "blind: the question follows compression. seen: it is compressed with the text.",
                  "blind,seen"},
-                {"samples", "N", "Samples per task, length and depth. Unset: 3; with --quick: 1.",
+                {"samples", "N",
+                 "Samples per task, length and depth. Unset: 3; with --quick: 1. Language models: "
+                 "texts per length. Unset: 6; with --quick: 2.",
                  ""},
+                {"texts", "LIST", "Files to read. Unset: documents of Debian packages.", ""},
+                {"read", "N", "Tokens to read through the compressed cache. Unset: 256.", ""},
+                {"generate", "N",
+                 "Also generate N tokens through it, and compare them with those of dense.", ""},
                 {"seed", "N", "Seed of the first sample.", "70000000"},
                 {"batch", "N", "Policies per decode step. 1: time the steps of each policy.", "16"},
-                {"workers", "N", "Worker processes. 0: one per core.", "0"},
-                {"quick", "", "Finish within a minute on two cores.", ""},
+                {"workers", "N",
+                 "Worker processes, or threads with a language model. 0: one per core.", "0"},
+                {"quick", "", "Finish within a minute or two on two cores.", ""},
                 {"state", "FILE", "Save finished units. The same command resumes the run.", ""},
                 {"report", "FILE.html",
                  "Write an HTML page with charts, and FILE.csv with one row per policy and task.",
