@@ -198,9 +198,9 @@ __attribute__((target("avx2,fma"))) void MultiplyAvx2(const float* x, std::size_
   MultiplyAll<Lanes8>(x, x_stride, matrix, extent, y, y_stride);
 }
 
-__attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,prefer-vector-width=512"))) void
-MultiplyAvx512(const float* x, std::size_t x_stride, const Panels& matrix, const Extent& extent,
-               float* y, std::size_t y_stride) {
+__attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma"))) void MultiplyAvx512(
+    const float* x, std::size_t x_stride, const Panels& matrix, const Extent& extent, float* y,
+    std::size_t y_stride) {
   MultiplyAll<Lanes16>(x, x_stride, matrix, extent, y, y_stride);
 }
 #endif
