@@ -22,7 +22,7 @@ file(CONFIGURE OUTPUT ${CMAKE_CURRENT_BINARY_DIR}/libtessera.cc CONTENT "")
 add_library(tessera_shared SHARED ${CMAKE_CURRENT_BINARY_DIR}/libtessera.cc)
 add_library(Tessera::c ALIAS tessera_shared)
 set_target_properties(tessera_shared PROPERTIES
-  OUTPUT_NAME tessera VERSION ${PROJECT_VERSION} SOVERSION 1
+  OUTPUT_NAME tessera VERSION ${PROJECT_VERSION} SOVERSION 2
   LINK_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/api/libtessera.map)
 target_include_directories(tessera_shared INTERFACE ${CMAKE_CURRENT_SOURCE_DIR}/include)
 target_link_options(tessera_shared PRIVATE

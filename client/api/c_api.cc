@@ -1,11 +1,13 @@
-// The C interface, implemented with the C++ one: workers, models and steps.
+// The C interface, implemented with the C++ one: workers and models.
 
 #include <chrono>
+#include <cstdlib>
 #include <string_view>
 #include <utility>
-#include <vector>
 
 #include "client/api/c_handles.h"
+#include "client/api/c_json.h"
+#include "client/api/worker_access.h"
 #include "client/error/error_info.h"
 #include "daemon/base/strings.h"
 #include "daemon/base/version.h"
@@ -13,64 +15,12 @@
 
 namespace client = tessera::client;
 using client::Adopt;
-using client::Bytes;
 using client::CheckArguments;
 using client::Report;
 using client::Text;
 
 static_assert(static_cast<int>(client::ErrorCause::kArgument) == TESSERA_CAUSE_ARGUMENT);
 static_assert(sizeof(tessera_error) == 1024);  // unchanged since the first release
-
-namespace {
-
-// Adapts the caller's parallel_for to an Executor.
-class CallbackExecutor final : public client::Executor {
- public:
-  CallbackExecutor(tessera_parallel_for parallel_for, void* context)
-      : parallel_for_(parallel_for), context_(context) {}
-  void ParallelFor(std::uint32_t tasks, Task task, void* context) override {
-    parallel_for_(context_, tasks, task, context);
-  }
-
- private:
-  tessera_parallel_for parallel_for_;
-  void* context_;
-};
-
-}  // namespace
-
-struct tessera_step {
-  std::optional<CallbackExecutor> executor;  // declared first: the step uses it
-  client::Step step;
-};
-
-namespace {
-
-tessera_step_tensors Adopted(const tessera_step_tensors* given) {
-  return Adopt(given, tessera_step_tensors TESSERA_STEP_TENSORS_INIT);
-}
-
-absl::Status CheckRows(const char* call, const tessera_step_tensors& given) {
-  return CheckArguments(call, {{"tensors->key", given.key, given.key_bytes},
-                               {"tensors->value", given.value, given.key_bytes}});
-}
-
-absl::Status CheckQueries(const char* call, const tessera_step_tensors& given) {
-  return CheckArguments(call, {{"tensors->query", given.query, given.query_bytes},
-                               {"tensors->output", given.output, given.output_bytes}});
-}
-
-client::StepTensors ToStepTensors(const tessera_step_tensors& tensors) {
-  return {.key = Bytes(tensors.key, tensors.key_bytes),
-          .value = Bytes(tensors.value, tensors.key_bytes),
-          .query = Bytes(tensors.query, tensors.query_bytes),
-          .output = {static_cast<std::byte*>(tensors.output), tensors.output_bytes},
-          .lse = {tensors.lse, tensors.lse == nullptr ? 0 : tensors.lse_count},
-          .output_type = client::ToElementType(tensors.output_type),
-          .causal = tensors.causal != 0};
-}
-
-}  // namespace
 
 namespace tessera::client {
 
@@ -138,9 +88,17 @@ tessera_code tessera_attach(const tessera_attach_options* options, tessera_worke
     };
   }
   if (given.tls != 0 || tls != client::TlsOptions()) attach.tls = tls;
+  attach.implementation = Text(given.implementation);
+  if (given.prefix_hash != nullptr) attach.prefix_hash = given.prefix_hash;
+  auto made = std::make_unique<tessera_worker>();
+  made->events = std::make_unique<client::CEvents>();
+  made->events->Listen(attach);
   absl::StatusOr<std::unique_ptr<client::Worker>> attached =
       client::Worker::Attach(std::move(attach));
-  if (attached.ok()) *worker = new tessera_worker{*std::move(attached)};
+  if (attached.ok()) {
+    made->worker = *std::move(attached);
+    *worker = made.release();
+  }
   return Report(attached.status(), error);
 }
 
@@ -172,6 +130,46 @@ int tessera_is_draining(const tessera_worker* worker) {
 
 uint64_t tessera_session_id(const tessera_worker* worker) {
   return worker == nullptr ? 0 : worker->worker->session_id().value();
+}
+
+tessera_code tessera_stats_json(tessera_worker* worker, tessera_text* json, tessera_error* error) {
+  if (absl::Status bad = CheckArguments(__func__, {{"worker", worker}, {"json", json}});
+      !bad.ok()) {
+    return Report(bad, error);
+  }
+  return client::HandJson(client::StatsMessage(*worker->worker), json, error);
+}
+
+tessera_code tessera_welcome_json(const tessera_worker* worker, tessera_text* json,
+                                  tessera_error* error) {
+  absl::Status bad = CheckArguments(__func__, {{"worker", worker}, {"json", json}});
+  if (bad.ok()) bad = worker->worker->status();
+  if (!bad.ok()) return Report(bad, error);
+  tessera::v1::Welcome welcome = client::WelcomeMessage(*worker->worker);
+  // Secrets of the session, and bytes that are no text.
+  welcome.clear_session();
+  welcome.clear_nonce();
+  welcome.clear_device_uuid();
+  return client::HandJson(absl::StatusOr<tessera::v1::Welcome>(std::move(welcome)), json, error);
+}
+
+void tessera_free_text(tessera_text text) { std::free(text); }
+
+int tessera_events_fd(const tessera_worker* worker) {
+  return worker == nullptr || worker->events == nullptr ? -1 : worker->events->fd();
+}
+
+tessera_code tessera_next_event(tessera_worker* worker, tessera_event* event,
+                                tessera_error* error) {
+  if (absl::Status bad = CheckArguments(__func__, {{"worker", worker}, {"event", event}});
+      !bad.ok()) {
+    return Report(bad, error);
+  }
+  tessera_event next = TESSERA_EVENT_INIT;
+  if (worker->events != nullptr) next = worker->events->Take();
+  next.struct_size = event->struct_size;
+  std::memcpy(event, &next, std::min(event->struct_size, sizeof next));
+  return Report(absl::OkStatus(), error);
 }
 
 // ---- models
@@ -214,8 +212,24 @@ tessera_code tessera_register_model(tessera_worker* worker, const tessera_model_
     geometry.delimiter_token_ids.assign(given.delimiter_token_ids,
                                         given.delimiter_token_ids + given.delimiter_count);
   }
+  const std::size_t layer_bytes = given.layer_count == 0 ? 0 : given.layers->struct_size;
+  if (given.layer_count != 0 && layer_bytes < sizeof(std::size_t)) {
+    return Report(
+        client::BadArgument(__func__, tessera::Concat("options->layers[0].struct_size is ",
+                                                      layer_bytes, "; use TESSERA_LAYER_INIT")),
+        error);
+  }
   for (std::size_t i = 0; i < given.layer_count; ++i) {
-    const tessera_layer& layer = given.layers[i];
+    const auto* const at = reinterpret_cast<const tessera_layer*>(
+        reinterpret_cast<const std::byte*>(given.layers) + i * layer_bytes);
+    if (at->struct_size != layer_bytes) {
+      return Report(
+          client::BadArgument(__func__, tessera::Concat("options->layers[", i, "].struct_size is ",
+                                                        at->struct_size, ", that of the first is ",
+                                                        layer_bytes, "; use TESSERA_LAYER_INIT")),
+          error);
+    }
+    const tessera_layer layer = Adopt(at, tessera_layer TESSERA_LAYER_INIT);
     geometry.layers.push_back({.query_heads = layer.query_heads,
                                .kv_heads = layer.kv_heads,
                                .head_dim = layer.head_dim,
@@ -232,90 +246,5 @@ tessera_code tessera_register_model(tessera_worker* worker, const tessera_model_
 }
 
 void tessera_model_destroy(tessera_model* model) { delete model; }
-
-// ---- decode
-
-tessera_code tessera_step_begin(tessera_worker* worker, tessera_sequence* const* sequences,
-                                size_t count, const tessera_step_options* options,
-                                tessera_step** step, tessera_error* error) {
-  if (absl::Status bad = CheckArguments(
-          __func__, {{"worker", worker}, {"sequences", sequences, count}, {"step", step}});
-      !bad.ok()) {
-    return Report(bad, error);
-  }
-  const tessera_step_options given = Adopt(options, tessera_step_options TESSERA_STEP_OPTIONS_INIT);
-  std::vector<client::Sequence*> batch;
-  for (std::size_t i = 0; i < count; ++i) {
-    // BeginStep refuses null and names the index.
-    batch.push_back(sequences[i] == nullptr ? nullptr : &sequences[i]->sequence);
-  }
-  auto begun = std::make_unique<tessera_step>();
-  if (given.parallel_for != nullptr) {
-    begun->executor.emplace(given.parallel_for, given.parallel_context);
-  }
-  client::StepOptions step_options;
-  step_options.new_tokens = given.new_tokens;
-  if (given.new_tokens_each != nullptr) {
-    step_options.new_tokens_each = {given.new_tokens_each, count};
-  }
-  step_options.timeout = std::chrono::milliseconds(given.timeout_ms);
-  step_options.executor = begun->executor.has_value() ? &*begun->executor : nullptr;
-  step_options.cuda_stream = given.cuda_stream;
-  absl::StatusOr<client::Step> opened = worker->worker->BeginStep(batch, step_options);
-  if (opened.ok()) {
-    begun->step = *std::move(opened);
-    *step = begun.release();
-  }
-  return Report(opened.status(), error);
-}
-
-tessera_code tessera_step_append(tessera_step* step, uint32_t layer,
-                                 const tessera_step_tensors* tensors, tessera_error* error) {
-  if (absl::Status bad = CheckArguments(__func__, {{"step", step}, {"tensors", tensors}});
-      !bad.ok()) {
-    return Report(bad, error);
-  }
-  const tessera_step_tensors given = Adopted(tensors);
-  if (absl::Status bad = CheckRows(__func__, given); !bad.ok()) return Report(bad, error);
-  return Report(step->step.Append(layer, Bytes(given.key, given.key_bytes),
-                                  Bytes(given.value, given.key_bytes)),
-                error);
-}
-
-tessera_code tessera_step_attend(tessera_step* step, uint32_t layer,
-                                 const tessera_step_tensors* tensors, tessera_error* error) {
-  if (absl::Status bad = CheckArguments(__func__, {{"step", step}, {"tensors", tensors}});
-      !bad.ok()) {
-    return Report(bad, error);
-  }
-  const tessera_step_tensors given = Adopted(tensors);
-  if (absl::Status bad = CheckQueries(__func__, given); !bad.ok()) return Report(bad, error);
-  return Report(step->step.Attend(layer, ToStepTensors(given)), error);
-}
-
-tessera_code tessera_step_append_and_attend(tessera_step* step, uint32_t layer,
-                                            const tessera_step_tensors* tensors,
-                                            tessera_error* error) {
-  if (absl::Status bad = CheckArguments(__func__, {{"step", step}, {"tensors", tensors}});
-      !bad.ok()) {
-    return Report(bad, error);
-  }
-  const tessera_step_tensors given = Adopted(tensors);
-  absl::Status bad = CheckRows(__func__, given);
-  if (bad.ok()) bad = CheckQueries(__func__, given);
-  if (!bad.ok()) return Report(bad, error);
-  return Report(step->step.AppendAndAttend(layer, ToStepTensors(given)), error);
-}
-
-tessera_code tessera_step_end(tessera_step* step, const uint32_t* accepted, size_t count,
-                              tessera_error* error) {
-  if (absl::Status bad = CheckArguments(__func__, {{"step", step}}); !bad.ok()) {
-    return Report(bad, error);
-  }
-  if (accepted == nullptr) return Report(step->step.End(), error);
-  return Report(step->step.End({accepted, count}), error);
-}
-
-void tessera_step_destroy(tessera_step* step) { delete step; }
 
 }  // extern "C"

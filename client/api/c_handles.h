@@ -11,11 +11,16 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "client/api/c_events.h"
 #include "tessera/tessera.h"
 #include "tessera/worker.h"
 
 struct tessera_worker {
   std::unique_ptr<tessera::client::Worker> worker;
+  std::unique_ptr<tessera::client::CEvents> events = nullptr;  // null in tests
+
+  // The worker's lease thread pushes events until the worker is gone.
+  ~tessera_worker() { worker = nullptr; }
 };
 struct tessera_model {
   tessera::client::Model model;

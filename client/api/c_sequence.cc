@@ -3,7 +3,8 @@
 #include <chrono>
 #include <utility>
 
-#include "client/api/c_handles.h"
+#include "client/api/c_decode.h"
+#include "client/api/c_json.h"
 
 namespace client = tessera::client;
 using client::Adopt;
@@ -11,7 +12,37 @@ using client::Bytes;
 using client::CheckArguments;
 using client::Hand;
 using client::Report;
+using client::RowKind;
 using client::Text;
+
+namespace {
+
+// Null while the worker is not attached.
+std::shared_ptr<client::Session> SessionOf(const tessera_sequence& sequence) {
+  const std::shared_ptr<client::Core>& core = client::SequenceAccess::CoreOf(sequence.sequence);
+  return core == nullptr ? nullptr : client::SessionOf(core);
+}
+
+client::RowShape ShapeOf(const tessera_sequence& sequence, const tessera_append& append) {
+  const auto& state = client::SequenceAccess::State(sequence.sequence);
+  if (state == nullptr) return {};
+  client::RowShape shape =
+      client::ShapeOf(*state->model, append.first_layer, RowKind::kKeyValue, append.tokens);
+  shape.layers = append.layers != 0 ? append.layers : state->model->layers() - append.first_layer;
+  return shape;
+}
+
+// Of rows that have `bytes` in all.
+client::RowShape ShapeOf(const tessera_sequence& sequence, std::uint32_t layer, RowKind kind,
+                         std::size_t bytes) {
+  const auto& state = client::SequenceAccess::State(sequence.sequence);
+  if (state == nullptr) return {};
+  client::RowShape shape = client::ShapeOf(*state->model, layer, kind, 1);
+  shape.tokens = shape.bytes() == 0 ? 0 : bytes / shape.bytes();
+  return shape;
+}
+
+}  // namespace
 
 extern "C" {
 
@@ -68,9 +99,18 @@ tessera_code tessera_sequence_append(tessera_sequence* sequence, const tessera_a
       !bad.ok()) {
     return Report(bad, error);
   }
+  client::RowCopies copies;
+  const client::RowShape shape = ShapeOf(*sequence, given);
+  const std::shared_ptr<client::Session> session = SessionOf(*sequence);
+  const absl::StatusOr<std::span<const std::byte>> key = copies.Gather(
+      "append->key", session.get(), Bytes(given.key, given.bytes), shape, given.key_strides);
+  if (!key.ok()) return Report(key.status(), error);
+  const absl::StatusOr<std::span<const std::byte>> value = copies.Gather(
+      "append->value", session.get(), Bytes(given.value, given.bytes), shape, given.value_strides);
+  if (!value.ok()) return Report(value.status(), error);
   const absl::StatusOr<std::uint64_t> held =
-      sequence->sequence.Append({.key = Bytes(given.key, given.bytes),
-                                 .value = Bytes(given.value, given.bytes),
+      sequence->sequence.Append({.key = *key,
+                                 .value = *value,
                                  .tokens = given.tokens,
                                  .first_layer = given.first_layer,
                                  .layers = given.layers,
@@ -158,6 +198,24 @@ tessera_code tessera_sequence_describe(const tessera_sequence* sequence,
   return Report(found.status(), error);
 }
 
+tessera_code tessera_sequence_describe_json(const tessera_sequence* sequence, tessera_detail detail,
+                                            tessera_text* json, tessera_error* error) {
+  if (absl::Status bad = CheckArguments(__func__, {{"sequence", sequence}, {"json", json}});
+      !bad.ok()) {
+    return Report(bad, error);
+  }
+  if (detail < TESSERA_DETAIL_SEQUENCE || detail > TESSERA_DETAIL_ENTRIES) {
+    return Report(
+        client::BadArgument(
+            __func__, tessera::Concat("detail is ", static_cast<int>(detail), "; the largest is ",
+                                      static_cast<int>(TESSERA_DETAIL_ENTRIES))),
+        error);
+  }
+  return client::HandJson(
+      client::DescribeMessage(sequence->sequence, static_cast<client::Detail>(detail)), json,
+      error);
+}
+
 // ---- compression
 
 tessera_code tessera_sequence_needs(const tessera_sequence* sequence, tessera_needs* needs,
@@ -192,10 +250,20 @@ tessera_code tessera_sequence_observe(tessera_sequence* sequence,
       !bad.ok()) {
     return Report(bad, error);
   }
+  client::RowCopies copies;
+  const std::shared_ptr<client::Session> session = SessionOf(*sequence);
+  const absl::StatusOr<std::span<const std::byte>> query = copies.Gather(
+      "observation->query", session.get(), Bytes(given.query, given.query_bytes),
+      ShapeOf(*sequence, given.layer, RowKind::kQuery, given.query_bytes), given.query_strides);
+  if (!query.ok()) return Report(query.status(), error);
+  const absl::StatusOr<std::span<const std::byte>> key = copies.Gather(
+      "observation->key", session.get(), Bytes(given.key, given.key_bytes),
+      ShapeOf(*sequence, given.layer, RowKind::kKeyValue, given.key_bytes), given.key_strides);
+  if (!key.ok()) return Report(key.status(), error);
   return Report(sequence->sequence.Observe({.layer = given.layer,
                                             .first_token = given.first_token,
-                                            .query = Bytes(given.query, given.query_bytes),
-                                            .key = Bytes(given.key, given.key_bytes),
+                                            .query = *query,
+                                            .key = *key,
                                             .prompt_tokens = given.prompt_tokens}),
                 error);
 }

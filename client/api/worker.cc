@@ -20,6 +20,7 @@
 #include "client/session/session.h"
 #include "client/step/attend_rpc.h"
 #include "client/step/mapped_step.h"
+#include "client/step/remote_read.h"
 #include "client/step/remote_step.h"
 #include "daemon/base/strings.h"
 
@@ -156,6 +157,27 @@ absl::StatusOr<Step> Worker::BeginStep(std::span<Sequence* const> sequences,
   }
   if (!status.ok()) return status;
   return Step(std::move(engine));
+}
+
+absl::StatusOr<Read> Worker::BeginRead(std::span<Sequence* const> sequences,
+                                       const ReadOptions& options) {
+  for (std::size_t i = 0; i < sequences.size(); ++i) {
+    if (!IsEmpty(sequences[i])) continue;
+    return BadArgument("Worker::BeginRead", EmptySequence(Concat("sequences[", i, "]")));
+  }
+  absl::StatusOr<std::shared_ptr<Session>> session = core_->session();
+  if (!session.ok()) return session.status();
+  MappedMemory* const mapped = (*session)->mapped_memory();
+  if (mapped == nullptr) {
+    auto read = std::make_shared<RemoteRead>(*session);
+    if (absl::Status status = read->Begin(sequences); !status.ok()) return status;
+    return Read(std::move(read));
+  }
+  absl::StatusOr<MappedStep*> read = MappedStep::Take(*mapped, (*session)->environment());
+  if (!read.ok()) return read.status();
+  absl::Status status = (*read)->BeginRead(**session, sequences, options);
+  if (!status.ok()) return status;
+  return Read(std::shared_ptr<ReadEngine>(*session, *read));  // the session keeps it alive
 }
 
 absl::Status Worker::AttendRpc(std::uint32_t layer, std::span<const AttendQuery> queries,

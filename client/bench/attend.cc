@@ -19,8 +19,8 @@
 #include "client/bench/bench.h"
 #include "client/bench/gauge.h"
 #include "client/bench/measure/stream.h"
-#include "client/bench/measure/threads.h"
 #include "client/bench/workload/working_set.h"
+#include "client/step/thread_team.h"
 #include "daemon/base/bytes.h"
 #include "daemon/base/strings.h"
 #include "daemon/platform/memory_limit.h"
@@ -118,7 +118,7 @@ class Attention {
   }
   Attention(Attention&&) = delete;  // items_ points into the object
 
-  absl::StatusOr<double> Seconds(ThreadTeam& team) {
+  absl::StatusOr<double> Seconds(client::ThreadTeam& team) {
     void* start = workspace_.data();
     std::size_t space = workspace_.size();
     std::align(64, space - 64, start, space);
@@ -141,7 +141,7 @@ class Attention {
   std::vector<std::byte> workspace_;
 };
 
-std::uint64_t ReadAll(const LaneSet& set, ThreadTeam& team) {
+std::uint64_t ReadAll(const LaneSet& set, client::ThreadTeam& team) {
   constexpr std::uint32_t kPieces = 256;
   struct Context {
     const LaneSet* set;
@@ -188,8 +188,8 @@ std::optional<double> GoalOf(std::uint32_t head_dim, std::uint32_t context, std:
 // The sets of one head_dim and context, and the report rows measured on them.
 class Scene {
  public:
-  Scene(std::uint32_t head_dim, std::uint32_t context, const Options& options, ThreadTeam& team,
-        Report& report)
+  Scene(std::uint32_t head_dim, std::uint32_t context, const Options& options,
+        client::ThreadTeam& team, Report& report)
       : head_dim_(head_dim),
         context_(context),
         rounds_(options.quick ? 7 : 15),
@@ -370,7 +370,7 @@ class Scene {
   const std::uint32_t head_dim_;
   const std::uint32_t context_;
   const int rounds_;
-  ThreadTeam& team_;
+  client::ThreadTeam& team_;
   Report& report_;
   const std::vector<Variant> variants_;
   std::vector<std::unique_ptr<LaneSet>> sets_;
@@ -393,7 +393,7 @@ std::vector<Extent> Extents(bool quick) {
   return extents;
 }
 
-absl::Status MeasureExtent(const Extent& extent, const Options& options, ThreadTeam& team,
+absl::Status MeasureExtent(const Extent& extent, const Options& options, client::ThreadTeam& team,
                            Report& report) {
   Scene scene(extent.head_dim, extent.context, options, team, report);
   if (absl::Status status = scene.Fill(); !status.ok()) return status;
@@ -411,7 +411,8 @@ absl::Status MeasureExtent(const Extent& extent, const Options& options, ThreadT
 }  // namespace
 
 absl::StatusOr<Report> RunAttend(const Options& options) {
-  ThreadTeam team(options.threads != 0 ? options.threads : std::thread::hardware_concurrency());
+  client::ThreadTeam team(options.threads != 0 ? options.threads
+                                               : std::thread::hardware_concurrency());
   Report report{.name = "attend"};
   const absl::StatusOr<MemoryLimit> limit = DetectMemoryLimit();
   if (!limit.ok()) return limit.status();

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "client/bench/bench.h"
-#include "client/bench/measure/threads.h"
+#include "client/step/thread_team.h"
 #include "client/bench/workload/generated_kv.h"
 #include "client/bench/workload/kept_rows.h"
 #include "client/bench/workload/working_set.h"
@@ -203,7 +203,7 @@ void AddSegmentRows(const std::vector<Step>& steps, std::uint32_t head_dim, Repo
 class DenseStep {
  public:
   static absl::StatusOr<std::unique_ptr<DenseStep>> Make(std::uint32_t head_dim) {
-    ThreadTeam alone(1);
+    client::ThreadTeam alone(1);
     absl::StatusOr<std::unique_ptr<LaneSet>> lanes =
         LaneSet::Random({.lanes = kKvHeads,
                          .tokens = kContext,

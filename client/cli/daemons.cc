@@ -3,8 +3,8 @@
 #include <optional>
 #include <utility>
 
+#include "client/json/message_json.h"
 #include "client/tools/admin.h"
-#include "client/tools/message_json.h"
 #include "daemon/base/bytes.h"
 #include "daemon/base/strings.h"
 
@@ -90,7 +90,7 @@ std::string DaemonsJson(const std::vector<DaemonLook>& daemons) {
     Append(items, items.empty() ? "" : ",", "{\"address\":", JsonString(daemon.socket.address()),
            ",\"device_uuid\":", JsonString(UuidOf(daemon)), ",\"error\":",
            JsonString(ok ? "" : std::string(AsStringView(daemon.stats.status().message()))),
-           ",\"stats\":", ok ? JsonOf(*daemon.stats) : "null", "}");
+           ",\"stats\":", ok ? client::JsonOf(*daemon.stats) : "null", "}");
   }
   return Concat("{\"daemons\":[", items, "]}\n");
 }

@@ -3,9 +3,9 @@
 #include <string>
 
 #include "client/cli/command.h"
+#include "client/json/message_json.h"
 #include "client/tools/admin.h"
 #include "client/tools/connection.h"
-#include "client/tools/message_json.h"
 #include "client/tools/output.h"
 #include "client/tools/run_command.h"
 #include "client/tools/short_id.h"
@@ -63,7 +63,7 @@ absl::Status Prefixes(const Flags& flags) {
   const absl::StatusOr<v1::ListPrefixesResponse> list =
       admin->Prefixes(static_cast<std::uint32_t>(*limit));
   if (!list.ok()) return list.status();
-  if (flags.Has("json")) return Print(JsonOf(*list) + "\n");
+  if (flags.Has("json")) return Print(client::JsonOf(*list) + "\n");
   return Print(Render(*list, flags.Has("wide") ? 0 : OutputColumns()));
 }
 

@@ -5,9 +5,9 @@
 #include <vector>
 
 #include "client/cli/command.h"
+#include "client/json/message_json.h"
 #include "client/tools/admin.h"
 #include "client/tools/connection.h"
-#include "client/tools/message_json.h"
 #include "client/tools/output.h"
 #include "client/tools/run_command.h"
 #include "client/tools/short_id.h"
@@ -150,7 +150,7 @@ absl::Status Describe(const Flags& flags) {
   if (!target.ok()) return target.status();
   const absl::StatusOr<v1::DescribeResponse> sequence = target->admin.Describe(target->id);
   if (!sequence.ok()) return Explained(sequence.status(), *target);
-  if (flags.Has("json")) return Print(JsonOf(*sequence) + "\n");
+  if (flags.Has("json")) return Print(client::JsonOf(*sequence) + "\n");
   return Print(Render(*sequence, flags.Has("wide") ? 0 : OutputColumns()));
 }
 

@@ -8,8 +8,8 @@
 #include "client/cli/command.h"
 #include "client/cli/daemons.h"
 #include "client/cli/state.h"
+#include "client/json/message_json.h"
 #include "client/tools/connection.h"
-#include "client/tools/message_json.h"
 #include "client/tools/output.h"
 #include "client/tools/run_command.h"
 #include "client/tools/terminal.h"
@@ -41,8 +41,9 @@ std::string Text(const Look& look, std::uint64_t rows, std::size_t columns) {
 }
 
 std::string Json(const Look& look) {
-  return Concat("{\"stats\":", JsonOf(look.stats), ",\"sessions\":", JsonOf(look.sessions),
-                ",\"sequences\":", JsonOf(look.sequences), "}\n");
+  return Concat("{\"stats\":", client::JsonOf(look.stats),
+                ",\"sessions\":", client::JsonOf(look.sessions),
+                ",\"sequences\":", client::JsonOf(look.sequences), "}\n");
 }
 
 absl::Status StatusOfAll(const Flags& flags) {

@@ -227,7 +227,7 @@ absl::Status GpuBackend::WriteImage(const StepBatch& batch) {
     const auto first_row = static_cast<std::uint32_t>(item.first_row);
     writer.SetSequence(i,
                        {.committed = item.base,
-                        .first_query_position = item.base,
+                        .first_query_position = item.first_query_position,
                         .appended = item.new_tokens,
                         .queries = item.new_tokens,
                         .first_append_row = first_row,

@@ -66,6 +66,7 @@ absl::Status MappedStep::BeginPinned(Session& session, const StepOptions& option
       if (!hold) return session.status();
       look = PinAndCheck(session.serial());
       if (look.finding == ReadinessState::kReady) {
+        if (batch_.is_reading()) return absl::OkStatus();  // AttendRead begins the backend
         CountWait(ring_full_since);
         return BeginBackend(options);
       }
@@ -88,6 +89,7 @@ absl::Status MappedStep::BeginPinned(Session& session, const StepOptions& option
         break;
       case ReadinessState::kTailGone:
         item.sequence->tail = Tail();
+        item.wants_tail = true;
         ++reopened;
         if (waited > options.timeout) {
           return TailsReclaimedError(*item.sequence, reopened, waited);
@@ -121,6 +123,7 @@ void MappedStep::CountWait(std::optional<Clock::TimePoint> since) {
 
 absl::Status MappedStep::BeginBackend(const StepOptions& options) {
   absl::Status status = backend_->Begin(batch_, options);
+  is_backend_begun_ = true;
   if (status.ok()) return status;
   (void)backend_->Settle(batch_);
   MarkInStep(false);
@@ -132,6 +135,7 @@ void MappedStep::MarkInStep(bool in_step) {
   if (!in_step && !marked_) return;
   commits_.clear();
   for (const StepItem& item : batch_.items()) {
+    if (item.sequence->tail.session == 0) continue;  // a read without tail rings
     commits_.push_back({item.sequence->id, &item.sequence->tail, item.sequence->tokens});
   }
   mapped_memory_.tails().Mark(commits_, in_step);
@@ -141,7 +145,7 @@ void MappedStep::MarkInStep(bool in_step) {
 absl::Status MappedStep::OpenTails(Session& session) {
   without_tail_.clear();
   for (StepItem& item : batch_.items()) {
-    if (item.sequence->tail.session != session.serial()) {
+    if (item.wants_tail && item.sequence->tail.session != session.serial()) {
       without_tail_.push_back(item.sequence->id);
     }
   }
@@ -154,7 +158,7 @@ absl::Status MappedStep::OpenTails(Session& session) {
   absl::Status changed = absl::OkStatus();
   for (StepItem& item : batch_.items()) {
     SequenceState& sequence = *item.sequence;
-    if (sequence.tail.session == session.serial()) continue;
+    if (!item.wants_tail || sequence.tail.session == session.serial()) continue;
     const v1::TailPlace& place = opened->tails(next++);
     absl::StatusOr<Tail> tail =
         mapped_memory_.tails().Open({.sequence = sequence.id,
@@ -234,11 +238,14 @@ MappedStep::ReadinessState MappedStep::LookAt(StepItem& item, std::uint64_t sess
     // The words may have been read after the tail was closed.
     if (block->tail_generation.load() != sequence.tail.generation) return ReadinessState::kTailGone;
     if (!resolves) return ReadinessState::kBroken;
+    if (!item.wants_tail && !HoldsAllTokens(sequence)) return ReadinessState::kTailGone;
     resolved.version = version;
     resolved.session = session;
   }
   item.block = block;
   item.base = sequence.tokens;
+  if (batch_.is_reading()) return ReadinessState::kReady;
+  item.first_query_position = item.base;
   const std::uint64_t limit = block->ring_start.load() + sequence.model->layout().ring_capacity();
   return item.base + item.new_tokens <= limit ? ReadinessState::kReady : ReadinessState::kRingFull;
 }
@@ -265,10 +272,11 @@ bool MappedStep::Resolve(SequenceState& sequence, const shm::Word* lane_words) {
         return false;
       }
       const shm::TailRing ring = layout.ring(sequence.tail.region, layer, head);
+      const bool has_tail = sequence.tail.region != nullptr;
       resolved.lanes[lane] = {.segments = nullptr,
                               .segment_count = found.segments,
-                              .tail = {.ring = ring.base,
-                                       .ring_tiles = ring.tiles,
+                              .tail = {.ring = has_tail ? ring.base : nullptr,
+                                       .ring_tiles = has_tail ? ring.tiles : 0,
                                        .begin = found.tail_start,
                                        .end = found.tail_start}};
     }

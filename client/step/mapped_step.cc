@@ -231,7 +231,7 @@ absl::Status MappedStep::RollBack(bool changed) {
 void MappedStep::Abandon() {
   GateHold hold(mapped_memory_.gate(), slot_);
   (void)backend_->Settle(batch_);
-  batch_.ForgetRows();
+  if (!batch_.is_reading()) batch_.ForgetRows();
   // Nothing is committed, so the pin need not have held.
   if (hold) MarkInStep(false);
   if (hold && std::exchange(pinned_, false)) {
@@ -242,7 +242,8 @@ void MappedStep::Abandon() {
 
 absl::Status MappedStep::Aborted() {
   (void)backend_->Settle(batch_);
-  batch_.ForgetRows();
+  const bool is_read = batch_.is_reading();
+  if (!is_read) batch_.ForgetRows();
   for (StepItem& item : batch_.items()) item.sequence->resolved.version = 0;
   MarkInStep(false);
   if (std::exchange(pinned_, false)) {
@@ -251,8 +252,10 @@ absl::Status MappedStep::Aborted() {
   Finish();
   return WithCause(
       absl::AbortedError(
-          "the daemon revoked this step's pin: it was held for too long while memory waited to be "
-          "freed; nothing was committed, repeat the step"),
+          is_read ? "the daemon revoked this read's pin: it was held for too long while memory "
+                    "waited to be freed; repeat the read"
+                  : "the daemon revoked this step's pin: it was held for too long while memory "
+                    "waited to be freed; nothing was committed, repeat the step"),
       ErrorCause::kPinRevoked);
 }
 
@@ -267,7 +270,7 @@ absl::Status MappedStep::LeaseLost() {
 void MappedStep::Finish() {
   batch_.Release();
   commits_.clear();
-  open_ = marked_ = is_commit_uncertain_ = false;
+  open_ = marked_ = is_backend_begun_ = is_query_stale_ = is_commit_uncertain_ = false;
 }
 
 void MappedStep::Release() { mapped_memory_.ReturnSlot(slot_); }

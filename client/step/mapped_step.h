@@ -17,13 +17,16 @@
 #include "client/mapped/mapped_memory.h"
 #include "client/session/environment.h"
 #include "client/session/session.h"
+#include "client/step/read_engine.h"
 #include "client/step/step_backend.h"
 #include "client/step/step_batch.h"
 #include "client/step/step_engine.h"
 
 namespace tessera::client {
 
-class MappedStep final : public StepEngine, public SlotState {
+// A read (mapped_read.cc) pins and resolves in the same way. It commits nothing, and opens tails
+// only where the snapshot alone does not hold every token.
+class MappedStep final : public StepEngine, public ReadEngine, public SlotState {
  public:
   // Returns the step of a free reader slot; RESOURCE_EXHAUSTED if all are taken. Release returns
   // the slot.
@@ -34,6 +37,11 @@ class MappedStep final : public StepEngine, public SlotState {
   // Returns the slot on errors.
   absl::Status Begin(Session& session, std::span<Sequence* const> sequences,
                      const StepOptions& options);
+  absl::Status BeginRead(Session& session, std::span<Sequence* const> sequences,
+                         const ReadOptions& options);
+
+  absl::Status AttendRead(std::uint32_t layer, const ReadTensors& tensors) override;
+  absl::Status EndRead() override;
 
   absl::Status Append(std::uint32_t layer, std::span<const std::byte> key,
                       std::span<const std::byte> value) override;
@@ -68,11 +76,15 @@ class MappedStep final : public StepEngine, public SlotState {
   void CountWait(std::optional<Clock::TimePoint> since);
   // Inside the gate, pinned. Unpins on failure.
   absl::Status BeginBackend(const StepOptions& options);
+  // Inside the gate: has the backend take the queries of a read's next call.
+  absl::Status PrepareQueries(bool changed);
   absl::Status OpenTails(Session& session);
   // Inside the gate. Remains pinned only if the result is kReady.
   Look PinAndCheck(std::uint64_t session);
   ReadinessState LookAt(StepItem& item, std::uint64_t session);
   bool Resolve(SequenceState& sequence, const shm::Word* lane_words);
+  // Whether a sequence without tail rings has all of its tokens in segments.
+  bool HoldsAllTokens(const SequenceState& sequence) const;
   absl::Status NotReadyError(Session& session, const Look& look) const;
   absl::Status TailsReclaimedError(const SequenceState& sequence, std::uint64_t times,
                                    Clock::Duration waited) const;
@@ -107,11 +119,14 @@ class MappedStep final : public StepEngine, public SlotState {
 
   bool open_ = false;
   bool pinned_ = false;
-  bool marked_ = false;               // MarkInStep(true) was called last
+  bool marked_ = false;  // MarkInStep(true) was called last
+  bool is_backend_begun_ = false;
+  bool is_query_stale_ = false;       // the backend has other queries of a read than the batch
   bool is_commit_uncertain_ = false;  // a tail was closed at the moment of the commit
   std::uint64_t pin_ = 0;             // the word in the reader slot
   Session* session_ = nullptr;
   StepBatch batch_;
+  StepOptions read_options_;  // of a read
   const std::unique_ptr<StepBackend> backend_;
 
   std::vector<Tails::Commit> commits_;

@@ -80,30 +80,12 @@ absl::Status RemoteStep::AppendItem(const StepItem& item, std::uint32_t layer,
 }
 
 absl::Status RemoteStep::Attend(std::uint32_t layer, const StepTensors& tensors) {
-  if (absl::Status status = batch_.CheckAttend(layer, tensors); !status.ok()) return status;
-  const BoundModel& model = batch_.model();
-  const kernels::LayerGeometry& geometry = model.geometry(layer);
-  const std::size_t query_token = geometry.query_heads * model.row_bytes(layer);
-  const std::size_t output_token =
-      std::size_t{geometry.query_heads} * geometry.head_dim * ElementBytes(tensors.output_type);
-  std::vector<AttendRow> rows;
-  for (const StepItem& item : batch_.items()) {
-    rows.push_back(
-        {.sequence = item.sequence->id,
-         .queries = item.new_tokens,
-         .query =
-             tensors.query.subspan(item.first_row * query_token, item.new_tokens * query_token),
-         .output =
-             tensors.output.subspan(item.first_row * output_token, item.new_tokens * output_token),
-         .lse = tensors.lse.empty()
-                    ? std::span<float>()
-                    : tensors.lse.subspan(item.first_row * geometry.query_heads,
-                                          std::size_t{item.new_tokens} * geometry.query_heads),
-         .first_query_position = item.base});
-  }
-  absl::Status status = batch_.Observe(layer, tensors.query, StepBatch::QueryRows::kAll);
+  absl::Status status = batch_.CheckAttend(layer, tensors);
   if (!status.ok()) return status;
-  return AttendByRpc(*session_, {.model = &model,
+  status = batch_.Observe(layer, tensors.query, StepBatch::QueryRows::kAll);
+  if (!status.ok()) return status;
+  const std::vector<AttendRow> rows = batch_.Rows(layer, tensors);
+  return AttendByRpc(*session_, {.model = &batch_.model(),
                                  .layer = layer,
                                  .output_type = ToKernels(tensors.output_type),
                                  .causal = tensors.causal,

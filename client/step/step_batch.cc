@@ -40,6 +40,7 @@ absl::Status StepBatch::Take(std::span<Sequence* const> sequences, const StepOpt
                                              sequences.size(), " sequences"));
   }
   absl::Status status = absl::OkStatus();
+  is_reading_ = false;
   model_ = SequenceAccess::State(*sequences.front())->model.get();
   rows_ = 0;
   items_.reserve(sequences.size());
@@ -57,7 +58,7 @@ absl::Status StepBatch::Take(std::span<Sequence* const> sequences, const StepOpt
           Concat("0 new tokens for ", (*use)->id.ToString(), "; a step needs at least 1"));
     } else {
       const std::uint64_t base = (*use)->tokens;
-      items_.push_back({*std::move(use), base, count, rows_});
+      items_.push_back({*std::move(use), base, count, rows_, base});
       rows_ += count;
     }
   }
@@ -68,6 +69,68 @@ absl::Status StepBatch::Take(std::span<Sequence* const> sequences, const StepOpt
   appended_.assign(model_->layers(), false);
   refused_.assign(model_->layers(), false);
   return absl::OkStatus();
+}
+
+absl::Status StepBatch::TakeForReading(std::span<Sequence* const> sequences) {
+  if (absl::Status status = Take(sequences, {}); !status.ok()) return status;
+  is_reading_ = true;
+  for (StepItem& item : items_) {
+    item.wants_tail = false;
+    item.new_tokens = 0;  // SetQueries has not been called
+    if (item.sequence->layer_tokens.empty()) continue;
+    const absl::Status status = absl::FailedPreconditionError(
+        Concat("the layers of ", item.sequence->id.ToString(),
+               " hold different numbers of tokens; append the missing layers before reading"));
+    Release();
+    return status;
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<bool> StepBatch::SetQueries(const ReadTensors& tensors) {
+  constexpr std::uint64_t kLastPosition = std::uint64_t{1} << 62;  // the daemon's limit, too
+  const auto check_counts = [&](std::string_view what, std::size_t counts) {
+    if (counts == 0 || counts == items_.size()) return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        Concat(what, " has ", counts, " values for ", items_.size(), " sequences"));
+  };
+  absl::Status status = check_counts("queries_each", tensors.queries_each.size());
+  if (status.ok()) {
+    status = check_counts("first_query_positions", tensors.first_query_positions.size());
+  }
+  const auto queries_of = [&](std::size_t i) {
+    return tensors.queries_each.empty() ? tensors.queries : tensors.queries_each[i];
+  };
+  for (std::size_t i = 0; i < items_.size() && status.ok(); ++i) {
+    const std::string name = items_[i].sequence->id.ToString();
+    if (queries_of(i) == 0) {
+      status = absl::InvalidArgumentError(Concat("0 queries for ", name, "; pass at least 1"));
+    } else if (tensors.first_query_positions.empty() && queries_of(i) > items_[i].base) {
+      status =
+          absl::InvalidArgumentError(Concat(queries_of(i), " queries, but ", name, " has ",
+                                            items_[i].base, " tokens; set first_query_positions"));
+    } else if (!tensors.first_query_positions.empty() &&
+               tensors.first_query_positions[i] > kLastPosition) {
+      status = absl::InvalidArgumentError(Concat("the first query position of ", name, " is ",
+                                                 tensors.first_query_positions[i],
+                                                 "; the limit is ", kLastPosition));
+    }
+  }
+  if (!status.ok()) return status;
+  bool changed = false;
+  rows_ = 0;
+  for (std::size_t i = 0; i < items_.size(); ++i) {
+    StepItem& item = items_[i];
+    const std::uint64_t position = tensors.first_query_positions.empty()
+                                       ? item.base - queries_of(i)
+                                       : tensors.first_query_positions[i];
+    changed |= item.new_tokens != queries_of(i) || item.first_query_position != position;
+    item.new_tokens = queries_of(i);
+    item.first_query_position = position;
+    item.first_row = rows_;
+    rows_ += item.new_tokens;
+  }
+  return changed;
 }
 
 void StepBatch::Release() {
@@ -101,6 +164,17 @@ absl::Status StepBatch::CheckAppend(std::uint32_t layer, std::span<const std::by
   return status;
 }
 
+StepTensors AsStepTensors(const ReadTensors& tensors) {
+  return {.key = {},
+          .value = {},
+          .query = tensors.query,
+          .output = tensors.output,
+          .lse = tensors.lse,
+          .output_type = tensors.output_type,
+          .causal = tensors.causal,
+          .selection = tensors.selection};
+}
+
 std::optional<kernels::SelectionRule> RuleOf(const StepTensors& tensors) {
   if (!tensors.selection.has_value()) return std::nullopt;
   return ToKernels(*tensors.selection);
@@ -123,9 +197,9 @@ absl::Status StepBatch::CheckAttend(std::uint32_t layer, const StepTensors& tens
     if (status = CheckRule(*tensors.selection); !status.ok()) return status;
     for (const StepItem& item : items_) {
       if (item.new_tokens <= kMaxSelectingTokens) continue;
-      return absl::InvalidArgumentError(
-          Concat(item.new_tokens, " new tokens of ", item.sequence->id.ToString(),
-                 " with a selection; the limit is ", kMaxSelectingTokens));
+      return absl::InvalidArgumentError(Concat(
+          item.new_tokens, is_reading_ ? " queries of " : " new tokens of ",
+          item.sequence->id.ToString(), " with a selection; the limit is ", kMaxSelectingTokens));
     }
   }
   const kernels::LayerGeometry& geometry = model_->geometry(layer);
@@ -143,8 +217,32 @@ absl::Status StepBatch::CheckAttend(std::uint32_t layer, const StepTensors& tens
   return status;
 }
 
-bool StepBatch::Observes(const StepItem& item) {
-  return item.sequence->observer != nullptr && item.sequence->observer->WantsDecoded();
+std::vector<AttendRow> StepBatch::Rows(std::uint32_t layer, const StepTensors& tensors) const {
+  const kernels::LayerGeometry& geometry = model_->geometry(layer);
+  const std::size_t query_token = geometry.query_heads * model_->row_bytes(layer);
+  const std::size_t output_token =
+      std::size_t{geometry.query_heads} * geometry.head_dim * ElementBytes(tensors.output_type);
+  std::vector<AttendRow> rows;
+  for (const StepItem& item : items_) {
+    rows.push_back(
+        {.sequence = item.sequence->id,
+         .queries = item.new_tokens,
+         .query =
+             tensors.query.subspan(item.first_row * query_token, item.new_tokens * query_token),
+         .output =
+             tensors.output.subspan(item.first_row * output_token, item.new_tokens * output_token),
+         .lse = tensors.lse.empty()
+                    ? std::span<float>()
+                    : tensors.lse.subspan(item.first_row * geometry.query_heads,
+                                          std::size_t{item.new_tokens} * geometry.query_heads),
+         .first_query_position = item.first_query_position});
+  }
+  return rows;
+}
+
+bool StepBatch::Observes(const StepItem& item) const {
+  return !is_reading_ && item.sequence->observer != nullptr &&
+         item.sequence->observer->WantsDecoded();
 }
 
 absl::Status StepBatch::Observe(std::uint32_t layer, std::span<const std::byte> query,

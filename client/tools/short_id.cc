@@ -1,23 +1,15 @@
 #include "client/tools/short_id.h"
 
 #include "client/tools/flags.h"
-#include "daemon/base/strings.h"
 
 namespace tessera::cli {
 
 namespace {
 
-constexpr int kCountBits = 48;
-constexpr std::uint64_t kCounts = std::uint64_t{1} << kCountBits;
-constexpr std::uint64_t kTenants = std::uint64_t{1} << (64 - kCountBits);
+constexpr std::uint64_t kCounts = std::uint64_t{1} << client::kIdCountBits;
+constexpr std::uint64_t kTenants = std::uint64_t{1} << (64 - client::kIdCountBits);
 
 }  // namespace
-
-std::string ShortId(char letter, std::uint64_t id) {
-  const std::uint64_t tenant = id >> kCountBits;
-  const std::uint64_t count = id & (kCounts - 1);
-  return tenant == 1 ? Concat(letter, count) : Concat(letter, tenant, ".", count);
-}
 
 std::optional<std::uint64_t> ParseId(std::string_view text, std::string_view letters) {
   if (!text.empty() && letters.find(text.front()) != std::string_view::npos) text.remove_prefix(1);
@@ -29,7 +21,7 @@ std::optional<std::uint64_t> ParseId(std::string_view text, std::string_view let
   }
   const std::optional<std::uint64_t> number = WholeNumber(text);
   if (!number.has_value() || *number == 0 || tenant >= kTenants) return std::nullopt;
-  if (*number < kCounts) return tenant << kCountBits | *number;
+  if (*number < kCounts) return tenant << client::kIdCountBits | *number;
   if (point != std::string_view::npos) return std::nullopt;
   return *number;
 }

@@ -1,6 +1,4 @@
-// Ids as people type them: "s51" for sequence 51 of the first tenant, "s2.51" of the second.
-// The daemon's ids are 64-bit numbers: the number of the tenant in the upper 16 bits, and a count
-// in the lower 48.
+// Reads ids as people type them (client/json/json_text.h writes them).
 #pragma once
 
 #include <cstdint>
@@ -8,13 +6,14 @@
 #include <string>
 #include <string_view>
 
+#include "client/json/json_text.h"
+
 namespace tessera::cli {
 
-inline constexpr char kSequenceLetter = 's';
-inline constexpr char kPrefixLetter = 'p';
-inline constexpr char kSessionLetter = 'w';  // a worker's session
-
-std::string ShortId(char letter, std::uint64_t id);
+using client::kPrefixLetter;
+using client::kSequenceLetter;
+using client::kSessionLetter;
+using client::ShortId;
 
 // Reads "s51", "s2.51", "51" and the whole number. `letters`: those that are allowed. nullopt: not
 // an id.

@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "client/json/json_text.h"
+
 namespace tessera::cli {
 
 enum class Align : std::uint8_t { kLeft, kRight };
@@ -60,7 +62,6 @@ std::vector<std::string> WrappedLines(const std::string& text, std::size_t most)
 std::string Cut(const std::string& text, std::size_t columns);
 // "[######....]" with `width` characters inside the brackets.
 std::string Bar(double share, int width);
-// `text` as a JSON string, quotes included.
-std::string JsonString(const std::string& text);
+using client::JsonString;
 
 }  // namespace tessera::cli

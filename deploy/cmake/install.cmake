@@ -4,7 +4,7 @@
 #   service  its systemd unit, user, folder and /etc/tessera/tesserad.json, for the prefix /usr;
 #            only if asked for
 #   client   tessera (the command), with its manual page and completion
-#   library  libtessera.so.1
+#   library  libtessera.so.2
 #   dev      public headers, libtessera.a (C), libtessera-client.a (C++), CMake package, pkg-config
 #
 # deploy/packaging/packages.cmake makes Debian packages of them.

@@ -2,7 +2,7 @@
 #
 #   tesserad         daemon, service
 #   tessera          client
-#   libtessera1      library
+#   libtessera2      library
 #   libtessera-dev   dev
 
 set(TESSERA_PACKAGE_CONTACT "Tessera maintainers <maintainers@tessera.invalid>" CACHE STRING
@@ -38,7 +38,7 @@ function(tessera_package name summary section)
 endfunction()
 tessera_package(tesserad "KV-cache manager daemon for LLM inference" net daemon service)
 tessera_package(tessera "Command line of the KV-cache manager tesserad" utils client)
-tessera_package(libtessera1 "Client library of the KV-cache manager tesserad, for C" libs library)
+tessera_package(libtessera2 "Client library of the KV-cache manager tesserad, for C" libs library)
 tessera_package(libtessera-dev "Headers and archives of tesserad's client library" libdevel dev)
 
 set(scripts ${PROJECT_SOURCE_DIR}/deploy/packaging)
@@ -47,8 +47,8 @@ set(CPACK_DEBIAN_TESSERAD_PACKAGE_CONTROL_EXTRA
 set(CPACK_DEBIAN_TESSERAD_PACKAGE_DEPENDS
   "procps, systemd | systemd-standalone-sysusers, systemd | systemd-standalone-tmpfiles")
 set(CPACK_DEBIAN_TESSERAD_PACKAGE_SUGGESTS tessera)
-set(CPACK_DEBIAN_LIBTESSERA1_PACKAGE_GENERATE_SHLIBS ON)
-set(CPACK_DEBIAN_LIBTESSERA-DEV_PACKAGE_DEPENDS "libtessera1 (= ${PROJECT_VERSION}-1)")
+set(CPACK_DEBIAN_LIBTESSERA2_PACKAGE_GENERATE_SHLIBS ON)
+set(CPACK_DEBIAN_LIBTESSERA-DEV_PACKAGE_DEPENDS "libtessera2 (= ${PROJECT_VERSION}-1)")
 # What the C++ interface is linked with; the C interface needs none of them.
 set(CPACK_DEBIAN_LIBTESSERA-DEV_PACKAGE_RECOMMENDS
   "libgrpc++-dev, libprotobuf-dev, libabsl-dev, pkg-config")

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "client/bench/gpu/gpu_lanes.h"
-#include "client/bench/measure/threads.h"
+#include "client/step/thread_team.h"
 #include "client/gpu/gpu.h"
 #include "daemon/base/strings.h"
 
@@ -258,7 +258,7 @@ class GpuBench {
   cuda::Runtime& runtime_;
   const GpuBenchSize size_;
   Report& report_;
-  ThreadTeam team_;
+  client::ThreadTeam team_;
   std::unique_ptr<cuda::Queue> queue_;
   double copy_rate_ = 0;  // GB/s
   double worst_error_ = 0;

@@ -193,7 +193,7 @@ absl::StatusOr<std::vector<float>> GpuAttention::FromCpu() {
   void* start = workspace.data();
   std::size_t space = workspace.size();
   std::align(64, space - 64, start, space);
-  ThreadTeam alone(1);
+  client::ThreadTeam alone(1);
   const kernels::AttendResult result = kernels::Attend(
       kernels::BestImplementation(), batch, {static_cast<std::byte*>(start), space}, alone);
   if (result.status == kernels::AttendStatus::kOk) return output;

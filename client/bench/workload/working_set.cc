@@ -176,7 +176,7 @@ void LaneSet::FillRandom(std::uint32_t lane) {
 }
 
 absl::StatusOr<std::unique_ptr<LaneSet>> LaneSet::Random(const LaneSetShape& shape,
-                                                         ThreadTeam& team) {
+                                                         client::ThreadTeam& team) {
   absl::StatusOr<std::unique_ptr<LaneSet>> set = Allocate(shape);
   if (!set.ok()) return set.status();
   team.ParallelFor(
@@ -189,7 +189,7 @@ absl::StatusOr<std::unique_ptr<LaneSet>> LaneSet::Random(const LaneSetShape& sha
 
 absl::StatusOr<std::unique_ptr<LaneSet>> LaneSet::Encoded(const LaneSet& dense,
                                                           const kernels::TileShape& tile,
-                                                          ThreadTeam& team) {
+                                                          client::ThreadTeam& team) {
   LaneSetShape shape = dense.shape();
   shape.tile = tile;
   absl::StatusOr<std::unique_ptr<LaneSet>> set = Allocate(shape);

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "client/bench/measure/threads.h"
+#include "client/step/thread_team.h"
 #include "daemon/platform/memfd.h"
 #include "kernels/format/lane_view.h"
 
@@ -30,11 +30,11 @@ class LaneSet {
  public:
   // Dense bf16 rows of normally distributed numbers, without block summaries.
   static absl::StatusOr<std::unique_ptr<LaneSet>> Random(const LaneSetShape& shape,
-                                                         ThreadTeam& team);
+                                                         client::ThreadTeam& team);
   // The rows of a dense set, encoded. All segments of a packed set share one rotation.
   static absl::StatusOr<std::unique_ptr<LaneSet>> Encoded(const LaneSet& dense,
                                                           const kernels::TileShape& tile,
-                                                          ThreadTeam& team);
+                                                          client::ThreadTeam& team);
 
   const LaneSetShape& shape() const { return shape_; }
   const kernels::LaneView& lane(std::uint32_t index) const { return lanes_[index]; }

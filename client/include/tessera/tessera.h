@@ -5,8 +5,8 @@
  * UTF-8 and NUL-terminated. NULL for an optional pointer means none. NULL for any other pointer
  * answers TESSERA_INVALID_ARGUMENT; calls without a tessera_code return 0 or "".
  *
- * Structs of options start with their own size, so programs built against an older header keep
- * working. Initialize them with the *_INIT macros, then set the fields that differ.
+ * Structs start with their own size, so programs built against an older header of the same ABI
+ * version keep working. Initialize them with the *_INIT macros, then set the fields that differ.
  */
 #ifndef TESSERA_CLIENT_TESSERA_H_
 #define TESSERA_CLIENT_TESSERA_H_
@@ -26,7 +26,7 @@ extern "C" {
 #endif
 
 /* Changes only when programs built against an older header would break. */
-#define TESSERA_ABI_VERSION 1
+#define TESSERA_ABI_VERSION 2
 TESSERA_API uint32_t tessera_abi_version(void);
 /* The release, "0.1.0". */
 TESSERA_API const char* tessera_version(void);
@@ -85,6 +85,23 @@ typedef struct tessera_worker tessera_worker;
 typedef struct tessera_model tessera_model;
 typedef struct tessera_sequence tessera_sequence;
 typedef struct tessera_step tessera_step;
+typedef struct tessera_read tessera_read;
+typedef struct tessera_executor tessera_executor;
+
+/* Where rows lie: bytes from one layer, token or head to the next. The elements of a row follow
+ * each other. 0: dense. Sizes in bytes always count the rows themselves, without gaps. Rows with
+ * strides are copied together in host memory; device memory with strides answers UNIMPLEMENTED.
+ * The size of the struct never changes. */
+typedef struct tessera_strides {
+  int64_t layer; /* tessera_append alone */
+  int64_t token;
+  int64_t head;
+} tessera_strides;
+
+/* Answers of the daemon as JSON, in the shapes of `tessera --json`. Free it with
+ * tessera_free_text. */
+typedef char* tessera_text;
+TESSERA_API void tessera_free_text(tessera_text text);
 
 /* ---- worker ------------------------------------------------------------------------------- */
 
@@ -116,11 +133,13 @@ typedef struct tessera_attach_options {
    * "cuda:N" as this process numbers devices. NULL: in a directory, the current CUDA device of the
    * calling thread; without a GPU, the only daemon. */
   const char* device;
+  const char* implementation; /* of the attention kernels: "avx2", ...; NULL: the fastest here */
+  const char* prefix_hash;    /* which the daemon must use, "xxh3-128/32"; NULL: any */
 } tessera_attach_options;
 #define TESSERA_ATTACH_OPTIONS_INIT                                                             \
   {                                                                                             \
     sizeof(tessera_attach_options), NULL, NULL, NULL, NULL, 0, 0, 1, 0, 10000, 60000, 60000, 0, \
-        NULL, NULL, NULL, NULL, NULL, NULL, NULL                                                \
+        NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL                                    \
   }
 
 TESSERA_API tessera_code tessera_attach(const tessera_attach_options* options,
@@ -137,10 +156,44 @@ TESSERA_API tessera_code tessera_reattach(tessera_worker* worker, size_t* gone,
 TESSERA_API int tessera_is_mapped(const tessera_worker* worker);
 TESSERA_API int tessera_is_draining(const tessera_worker* worker);
 TESSERA_API uint64_t tessera_session_id(const tessera_worker* worker);
+/* The daemon, its pool and the worker's tenant; and how the daemon introduced itself. */
+TESSERA_API tessera_code tessera_stats_json(tessera_worker* worker, tessera_text* json,
+                                            tessera_error* error);
+TESSERA_API tessera_code tessera_welcome_json(const tessera_worker* worker, tessera_text* json,
+                                              tessera_error* error);
+
+typedef enum tessera_event_kind {
+  TESSERA_EVENT_NONE = 0,       /* no event waits */
+  TESSERA_EVENT_DRAINING = 1,   /* the daemon will exit within limit_ms */
+  TESSERA_EVENT_LEASE_LOST = 2, /* text: why */
+  TESSERA_EVENT_REATTACHED = 3, /* same_daemon */
+  TESSERA_EVENT_GONE = 4,       /* sequence_id did not survive; follows REATTACHED */
+  TESSERA_EVENT_OVERFLOW = 5    /* more than 1024 waited: older ones were discarded */
+} tessera_event_kind;
+
+typedef struct tessera_event {
+  size_t struct_size; /* set by the caller */
+  uint32_t kind;      /* a tessera_event_kind */
+  int32_t same_daemon;
+  uint64_t limit_ms;
+  uint64_t sequence_id;
+  char text[488];
+} tessera_event;
+#define TESSERA_EVENT_INIT \
+  { sizeof(tessera_event), 0, 0, 0, 0, "" }
+
+/* A descriptor that is readable while events wait. It belongs to the worker: poll it, but neither
+ * read nor close it. -1 for NULL. */
+TESSERA_API int tessera_events_fd(const tessera_worker* worker);
+/* Takes the oldest event; TESSERA_EVENT_NONE if none waits. Never blocks. */
+TESSERA_API tessera_code tessera_next_event(tessera_worker* worker, tessera_event* event,
+                                            tessera_error* error);
 
 /* ---- models ------------------------------------------------------------------------------- */
 
+/* All layers of an array have the same struct_size. */
 typedef struct tessera_layer {
+  size_t struct_size;
   uint32_t query_heads; /* a multiple of kv_heads */
   uint32_t kv_heads;
   uint32_t head_dim;       /* 64, 128 or 256 */
@@ -150,7 +203,7 @@ typedef struct tessera_layer {
   const float* sinks;      /* one per query head, or NULL */
 } tessera_layer;
 #define TESSERA_LAYER_INIT \
-  { 0, 0, 0, 0, 0, 0, NULL }
+  { sizeof(tessera_layer), 0, 0, 0, 0, 0, 0, NULL }
 
 typedef struct tessera_model_options {
   size_t struct_size;
@@ -208,9 +261,13 @@ typedef struct tessera_append {
   uint32_t first_layer;
   uint32_t layers;       /* 0: all from first_layer on */
   int32_t end_of_prompt; /* of these layers; tessera_sequence_end_prompt: all */
+  tessera_strides key_strides;
+  tessera_strides value_strides;
 } tessera_append;
-#define TESSERA_APPEND_INIT \
-  { sizeof(tessera_append), NULL, NULL, 0, 0, 0, 0, 0 }
+#define TESSERA_APPEND_INIT                                                   \
+  {                                                                           \
+    sizeof(tessera_append), NULL, NULL, 0, 0, 0, 0, 0, {0, 0, 0}, { 0, 0, 0 } \
+  }
 
 /* Appends in bulk. `tokens` (optional) receives the tokens that every layer holds afterwards. */
 TESSERA_API tessera_code tessera_sequence_append(tessera_sequence* sequence,
@@ -247,6 +304,14 @@ typedef struct tessera_sequence_info {
 TESSERA_API tessera_code tessera_sequence_describe(const tessera_sequence* sequence,
                                                    tessera_sequence_info* info,
                                                    tessera_error* error);
+typedef enum tessera_detail {
+  TESSERA_DETAIL_SEQUENCE = 0,
+  TESSERA_DETAIL_LANES = 1,  /* also every lane */
+  TESSERA_DETAIL_ENTRIES = 2 /* also the position of every entry of every lane */
+} tessera_detail;
+TESSERA_API tessera_code tessera_sequence_describe_json(const tessera_sequence* sequence,
+                                                        tessera_detail detail, tessera_text* json,
+                                                        tessera_error* error);
 
 /* ---- compression -------------------------------------------------------------------------- */
 
@@ -271,9 +336,13 @@ typedef struct tessera_observation {
   const void* key; /* [tokens][kv_heads][head_dim]; NULL unless needs.keys */
   size_t key_bytes;
   uint64_t prompt_tokens; /* how long the prompt will be; 0: unknown */
+  tessera_strides query_strides;
+  tessera_strides key_strides;
 } tessera_observation;
-#define TESSERA_OBSERVATION_INIT \
-  { sizeof(tessera_observation), 0, 0, NULL, 0, NULL, 0, 0 }
+#define TESSERA_OBSERVATION_INIT                                                   \
+  {                                                                                \
+    sizeof(tessera_observation), 0, 0, NULL, 0, NULL, 0, 0, {0, 0, 0}, { 0, 0, 0 } \
+  }
 
 /* Keeps what the policy needs of these rows in this process until the sequence is compressed. Call
  * it before the append that ends the prompt, layer by layer, in the order of tokens. */
@@ -341,68 +410,10 @@ TESSERA_API tessera_code tessera_fork_prefix(tessera_worker* worker, const tesse
 /* Removes a prefix from the index, or withdraws an announced computation. */
 TESSERA_API tessera_code tessera_free_id(tessera_worker* worker, uint64_t id, tessera_error* error);
 
-/* ---- decode ------------------------------------------------------------------------------- */
-
-/* Calls task(task_context, i) for every i below `tasks`, on any threads, and returns when all are
- * done. */
-typedef void (*tessera_parallel_for)(void* context, uint32_t tasks,
-                                     void (*task)(void* task_context, uint32_t index),
-                                     void* task_context);
-
-typedef struct tessera_step_options {
-  size_t struct_size;
-  uint32_t new_tokens;               /* of each sequence */
-  const uint32_t* new_tokens_each;   /* or one count per sequence */
-  uint64_t timeout_ms;               /* how long to wait for space in the tail rings */
-  tessera_parallel_for parallel_for; /* NULL: the calling thread alone */
-  void* parallel_context;
-  /* A cudaStream_t, if the session maps a GPU's memory; NULL: the step's own stream. */
-  void* cuda_stream;
-} tessera_step_options;
-#define TESSERA_STEP_OPTIONS_INIT \
-  { sizeof(tessera_step_options), 1, NULL, 1000, NULL, NULL, NULL }
-
-/* Dense rows, token after token, sequence after sequence: [batch][new tokens][heads][head_dim].
- * If the session maps a GPU's memory: device memory, at multiples of 16 bytes, or host memory,
- * which is copied. Results are complete once tessera_step_end has returned. */
-typedef struct tessera_step_tensors {
-  size_t struct_size;
-  const void* key; /* kv heads, the model's type */
-  const void* value;
-  size_t key_bytes;  /* of key and of value, each */
-  const void* query; /* query heads, the model's type */
-  size_t query_bytes;
-  void* output; /* query heads, output_type */
-  size_t output_bytes;
-  float* lse; /* [batch][new tokens][query heads], or NULL */
-  size_t lse_count;
-  tessera_type output_type; /* TESSERA_FP32 or the model's */
-  int32_t causal;
-} tessera_step_tensors;
-#define TESSERA_STEP_TENSORS_INIT \
-  { sizeof(tessera_step_tensors), NULL, NULL, 0, NULL, 0, NULL, 0, NULL, 0, TESSERA_FP32, 1 }
-
-TESSERA_API tessera_code tessera_step_begin(tessera_worker* worker,
-                                            tessera_sequence* const* sequences, size_t count,
-                                            const tessera_step_options* options,
-                                            tessera_step** step, tessera_error* error);
-TESSERA_API tessera_code tessera_step_append(tessera_step* step, uint32_t layer,
-                                             const tessera_step_tensors* tensors,
-                                             tessera_error* error);
-TESSERA_API tessera_code tessera_step_attend(tessera_step* step, uint32_t layer,
-                                             const tessera_step_tensors* tensors,
-                                             tessera_error* error);
-TESSERA_API tessera_code tessera_step_append_and_attend(tessera_step* step, uint32_t layer,
-                                                        const tessera_step_tensors* tensors,
-                                                        tessera_error* error);
-/* Commits; `accepted` is NULL (all) or one count per sequence. Destroy the step afterwards. */
-TESSERA_API tessera_code tessera_step_end(tessera_step* step, const uint32_t* accepted,
-                                          size_t count, tessera_error* error);
-/* A step that has not ended commits nothing. */
-TESSERA_API void tessera_step_destroy(tessera_step* step);
-
 #ifdef __cplusplus
 } /* extern "C" */
 #endif
+
+#include "tessera/tessera_decode.h"
 
 #endif /* TESSERA_CLIENT_TESSERA_H_ */

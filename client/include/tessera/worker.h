@@ -26,6 +26,7 @@
 #include "tessera/model.h"
 #include "tessera/options.h"
 #include "tessera/prefix.h"
+#include "tessera/read.h"
 #include "tessera/sequence.h"
 #include "tessera/step.h"
 #include "tessera/tensor.h"
@@ -98,6 +99,12 @@ class Worker {
   // moved, but neither used nor freed, until the step is over.
   absl::StatusOr<Step> BeginStep(std::span<Sequence* const> sequences,
                                  const StepOptions& options = {});
+
+  // Starts a read of a batch of sequences of one model, for attention over their committed tokens.
+  // RESOURCE_EXHAUSTED if 64 steps and reads are in flight. FAILED_PRECONDITION for a FAILED
+  // sequence, and if the layers of one hold different numbers of tokens.
+  absl::StatusOr<Read> BeginRead(std::span<Sequence* const> sequences,
+                                 const ReadOptions& options = {});
 
   // Has the daemon compute attention over committed tokens. Works with both transports.
   absl::Status AttendRpc(std::uint32_t layer, std::span<const AttendQuery> queries,

@@ -10,7 +10,7 @@
 
 #include "client/api/worker_access.h"
 #include "client/cli/policies/policy_estimate.h"
-#include "client/tools/message_json.h"
+#include "client/json/message_json.h"
 #include "client/tools/short_id.h"
 #include "daemon/base/strings.h"
 #include "daemon/policies/grammar/parse.h"
@@ -99,7 +99,7 @@ TEST_F(Commands, ALaneIsDescribedStrategyByStrategy) {
   char loss[16];
   std::snprintf(loss, sizeof loss, "%.3f", first.key_loss());
   EXPECT_THAT(text, HasSubstr(loss));
-  EXPECT_EQ(Good("describe --json " + IdOf(sequence)), cli::JsonOf(held) + "\n");
+  EXPECT_EQ(Good("describe --json " + IdOf(sequence)), client::JsonOf(held) + "\n");
 }
 
 // Rows without their own strategy report their loss under the previous segment's strategy.

@@ -388,13 +388,10 @@ TEST_F(Prefixes, TheCInterfacePublishesMatchesAndForks) {
   tessera_worker* worker = nullptr;
   tessera_error error;
   ASSERT_EQ(tessera_attach(&attach, &worker, &error), TESSERA_OK) << error.message;
-  const tessera_layer layer = {.query_heads = 2,
-                               .kv_heads = 1,
-                               .head_dim = 64,
-                               .scale = 0,
-                               .sliding_window = 0,
-                               .logit_softcap = 0,
-                               .sinks = nullptr};
+  tessera_layer layer = TESSERA_LAYER_INIT;
+  layer.query_heads = 2;
+  layer.kv_heads = 1;
+  layer.head_dim = 64;
   tessera_model_options geometry = TESSERA_MODEL_OPTIONS_INIT;
   geometry.name = "c";
   geometry.type = TESSERA_BF16;

@@ -15,7 +15,7 @@ import cases  # noqa: E402
 import machine  # noqa: E402
 
 BUILD = None
-NAMES = ("libtessera-dev", "libtessera1", "tessera", "tesserad")
+NAMES = ("libtessera-dev", "libtessera2", "tessera", "tesserad")
 NEXT_VERSION = "99.0-1"
 PACKAGES = {}  # name -> file; "folder": where they are
 
@@ -47,7 +47,7 @@ say worker-after-upgrade "$(work worker)"
 dpkg --remove tesserad; say remove-code $?
 say processes-after-remove "$(cat /proc/[0-9]*/comm | grep -c tesserad)"
 say configuration-after-remove "$(grep -c 268435456 /etc/tessera/tesserad.json)"
-dpkg --purge tesserad tessera libtessera-dev libtessera1; say purge-code $?
+dpkg --purge tesserad tessera libtessera-dev libtessera2; say purge-code $?
 say left "$(find / /run -xdev -name '*tessera*' -not -path '/proc/*' -not -path '/packages/*' |
   tr '\n' ' ')"
 """
@@ -106,9 +106,9 @@ class Content(unittest.TestCase):
     def test_dependencies(self):
         for name in ("tesserad", "tessera"):
             self.assertIn("libgrpc++", self.field(name, "Depends"))
-        self.assertIn("libc6", self.field("libtessera1", "Depends"))
+        self.assertIn("libc6", self.field("libtessera2", "Depends"))
         self.assertIn("systemd", self.field("tesserad", "Depends"))
-        self.assertRegex(self.field("libtessera-dev", "Depends"), r"^libtessera1 \(= \S+\)$")
+        self.assertRegex(self.field("libtessera-dev", "Depends"), r"^libtessera2 \(= \S+\)$")
 
     def test_every_package_has_its_licence(self):
         for name in NAMES:
@@ -124,8 +124,8 @@ class Content(unittest.TestCase):
         self.assertEqual([path for path, mode in files.items() if "s" in mode], [])
 
     def test_files_of_the_libraries(self):
-        names = {pathlib.PurePath(path).name for path in self.files("libtessera1")}
-        self.assertIn("libtessera.so.1", names)
+        names = {pathlib.PurePath(path).name for path in self.files("libtessera2")}
+        self.assertIn("libtessera.so.2", names)
         self.assertEqual([name for name in names if not name.startswith("libtessera.so.")],
                          ["copyright"])
         names = {pathlib.PurePath(path).name for path in self.files("libtessera-dev")}

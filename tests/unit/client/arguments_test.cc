@@ -166,7 +166,7 @@ std::map<std::string, Call> NullCalls() {
     };
   };
   return {
-      {"tessera_abi_version", plain([] { EXPECT_EQ(tessera_abi_version(), 1u); })},
+      {"tessera_abi_version", plain([] { EXPECT_EQ(tessera_abi_version(), 2u); })},
       {"tessera_version", plain([] { EXPECT_NE(tessera_version(), nullptr); })},
       {"tessera_detach", plain([] { tessera_detach(nullptr); })},
       {"tessera_is_mapped", plain([] { EXPECT_EQ(tessera_is_mapped(nullptr), 0); })},
@@ -231,13 +231,37 @@ std::map<std::string, Call> NullCalls() {
       {"tessera_step_append_and_attend",
        [](auto* e) { return tessera_step_append_and_attend(nullptr, 0, nullptr, e); }},
       {"tessera_step_end", [](auto* e) { return tessera_step_end(nullptr, nullptr, 0, e); }},
+      {"tessera_free_text", plain([] { tessera_free_text(nullptr); })},
+      {"tessera_events_fd", plain([] { EXPECT_EQ(tessera_events_fd(nullptr), -1); })},
+      {"tessera_next_event", [](auto* e) { return tessera_next_event(nullptr, nullptr, e); }},
+      {"tessera_stats_json", [](auto* e) { return tessera_stats_json(nullptr, nullptr, e); }},
+      {"tessera_welcome_json", [](auto* e) { return tessera_welcome_json(nullptr, nullptr, e); }},
+      {"tessera_sequence_describe_json",
+       [](auto* e) {
+         return tessera_sequence_describe_json(nullptr, TESSERA_DETAIL_SEQUENCE, nullptr, e);
+       }},
+      {"tessera_executor_create", [](auto* e) { return tessera_executor_create(1, nullptr, e); }},
+      {"tessera_executor_destroy", plain([] { tessera_executor_destroy(nullptr); })},
+      {"tessera_executor_run", plain([] { tessera_executor_run(nullptr, 3, nullptr, nullptr); })},
+      {"tessera_read_begin",
+       [](auto* e) { return tessera_read_begin(nullptr, nullptr, 1, nullptr, nullptr, e); }},
+      {"tessera_read_attend", [](auto* e) { return tessera_read_attend(nullptr, 0, nullptr, e); }},
+      {"tessera_read_end", [](auto* e) { return tessera_read_end(nullptr, e); }},
+      {"tessera_read_destroy", plain([] { tessera_read_destroy(nullptr); })},
+      {"tessera_attend_rpc",
+       [](auto* e) { return tessera_attend_rpc(nullptr, nullptr, 1, 0, nullptr, e); }},
+      {"tessera_select_json",
+       [](auto* e) { return tessera_select_json(nullptr, nullptr, 0, nullptr, nullptr, e); }},
   };
 }
 
 TEST(CArguments, NullIsRefusedByEveryFunction) {
-  std::ifstream file(TESSERA_CLIENT_FOLDER "/include/tessera/tessera.h");
   std::stringstream header;
-  header << file.rdbuf();
+  for (const char* name : {"tessera.h", "tessera_decode.h"}) {
+    std::ifstream file(std::string(TESSERA_CLIENT_FOLDER "/include/tessera/") + name);
+    ASSERT_TRUE(file.good()) << name;
+    header << file.rdbuf();
+  }
   const std::string text = header.str();
   std::size_t functions = 0;
   const std::map<std::string, Call> calls = NullCalls();
@@ -293,6 +317,23 @@ TEST(CArguments, EveryPointerIsNamed) {
   EXPECT_EQ(tessera_register_model(&worker, &options, &registered, &wrong),
             TESSERA_INVALID_ARGUMENT);
   EXPECT_NE(std::string(wrong.message).find("type"), std::string::npos) << wrong.message;
+  options.type = TESSERA_BF16;
+  tessera_layer two[2] = {layer, layer};
+  two[1].struct_size = 8;
+  options.layers = two;
+  options.layer_count = 2;
+  ExpectRefused("tessera_register_model", "options->layers[1].struct_size is 8",
+                [&](auto* e) { return tessera_register_model(&worker, &options, &registered, e); });
+  two[0].struct_size = 0;
+  ExpectRefused("tessera_register_model", "options->layers[0].struct_size is 0",
+                [&](auto* e) { return tessera_register_model(&worker, &options, &registered, e); });
+  tessera_executor* executor = nullptr;
+  ExpectRefused("tessera_executor_create", "threads is 0",
+                [&](auto* e) { return tessera_executor_create(0, &executor, e); });
+  tessera_text json = nullptr;
+  ExpectRefused("tessera_sequence_describe_json", "detail is 3", [&](auto* e) {
+    return tessera_sequence_describe_json(sequence, static_cast<tessera_detail>(3), &json, e);
+  });
   tessera_append append = TESSERA_APPEND_INIT;
   append.bytes = 128;
   append.tokens = 1;

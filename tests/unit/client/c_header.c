@@ -25,13 +25,22 @@ int InitializersAreRight(void) {
   const tessera_observation observation = TESSERA_OBSERVATION_INIT;
   const tessera_step_options step = TESSERA_STEP_OPTIONS_INIT;
   const tessera_step_tensors tensors = TESSERA_STEP_TENSORS_INIT;
+  const tessera_read_options read = TESSERA_READ_OPTIONS_INIT;
+  const tessera_read_tensors queries = TESSERA_READ_TENSORS_INIT;
+  const tessera_selection selection = TESSERA_SELECTION_INIT;
+  const tessera_event event = TESSERA_EVENT_INIT;
   return attach.struct_size == sizeof attach && attach.map_memory == 1 &&
          attach.reattach_timeout_ms == 60000 && model.struct_size == sizeof model &&
-         layer.query_heads == 0 && layer.sinks == NULL && model.type == TESSERA_BF16 &&
+         layer.struct_size == sizeof layer && layer.query_heads == 0 && layer.sinks == NULL && model.type == TESSERA_BF16 &&
          append.struct_size == sizeof append && observation.struct_size == sizeof observation &&
          step.struct_size == sizeof step && step.new_tokens == 1 && step.timeout_ms == 1000 &&
          tensors.struct_size == sizeof tensors && tensors.output_type == TESSERA_FP32 &&
-         tensors.causal == 1;
+         tensors.causal == 1 && tensors.selection == NULL &&
+         tensors.output_strides.head == 0 && read.struct_size == sizeof read &&
+         read.timeout_ms == 1000 && queries.struct_size == sizeof queries &&
+         queries.queries == 1 && queries.causal == 1 && queries.output_type == TESSERA_FP32 &&
+         selection.struct_size == sizeof selection && selection.rate == 1 &&
+         event.struct_size == sizeof event && event.kind == TESSERA_EVENT_NONE;
 }
 
 int VersionsAgree(void) {

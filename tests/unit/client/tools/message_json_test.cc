@@ -1,4 +1,4 @@
-#include "client/tools/message_json.h"
+#include "client/json/message_json.h"
 
 #include <gtest/gtest.h>
 
@@ -18,7 +18,7 @@ TEST(MessageJsonTest, NumbersAreNumbersAndWordsAreShort) {
   v1::SegmentRun& run = *sequence.add_form();
   run.set_summary(v1::BLOCK_SUMMARY_MIN_MAX);
   run.set_key_loss(0.25);
-  EXPECT_EQ(JsonOf(sequence),
+  EXPECT_EQ(client::JsonOf(sequence),
             "{\"id\":\"s51\",\"sequence_id\":281474976710707,\"tenant\":\"a\\\"b\\u000a\","
             "\"owner_session_id\":0,\"model\":\"\",\"policy\":\"\",\"state\":\"offloaded\","
             "\"tokens\":0,\"decoding\":false,\"tile_bytes\":18446744073709551615,"
@@ -33,16 +33,16 @@ TEST(MessageJsonTest, MapsAreObjectsAndAbsentMessagesAreNull) {
   v1::TenantStats tenant;
   (*tenant.mutable_used_bytes_by_tag())["tiles"] = 5;
   (*tenant.mutable_used_bytes_by_tag())["tails"] = 6;
-  EXPECT_NE(JsonOf(tenant).find("\"used_bytes_by_tag\":{\"tails\":6,\"tiles\":5}"),
+  EXPECT_NE(client::JsonOf(tenant).find("\"used_bytes_by_tag\":{\"tails\":6,\"tiles\":5}"),
             std::string::npos);
-  EXPECT_NE(JsonOf(v1::DescribeResponse()).find("\"selection\":null"), std::string::npos);
-  EXPECT_NE(JsonOf(v1::StatsResponse()).find("\"tenants\":[]"), std::string::npos);
+  EXPECT_NE(client::JsonOf(v1::DescribeResponse()).find("\"selection\":null"), std::string::npos);
+  EXPECT_NE(client::JsonOf(v1::StatsResponse()).find("\"tenants\":[]"), std::string::npos);
 }
 
 TEST(MessageJsonTest, NumbersThatJsonLacksAreNull) {
   v1::StatsResponse stats;
   stats.set_uptime_seconds(std::numeric_limits<double>::infinity());
-  EXPECT_NE(JsonOf(stats).find("\"uptime_seconds\":null"), std::string::npos);
+  EXPECT_NE(client::JsonOf(stats).find("\"uptime_seconds\":null"), std::string::npos);
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
-#include "client/bench/measure/threads.h"
+#include "client/step/thread_team.h"
 
-namespace tessera::cli::bench {
+namespace tessera::client {
 
 ThreadTeam::ThreadTeam(std::uint32_t threads) {
   for (std::uint32_t i = 1; i < threads; ++i) members_.emplace_back([this] { Member(); });
@@ -79,4 +79,4 @@ void ThreadTeam::ParallelFor(std::uint32_t tasks, Task task, void* context) {
   }
 }
 
-}  // namespace tessera::cli::bench
+}  // namespace tessera::client

@@ -9,9 +9,9 @@
 
 #include <string>
 
-namespace tessera::cli {
+namespace tessera::client {
 
 // An object without a line break.
 std::string JsonOf(const google::protobuf::Message& message);
 
-}  // namespace tessera::cli
+}  // namespace tessera::client

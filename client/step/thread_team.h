@@ -10,7 +10,7 @@
 
 #include "kernels/dispatch/attend.h"
 
-namespace tessera::cli::bench {
+namespace tessera::client {
 
 // Between calls members spin for some tens of microseconds before they sleep, as the threads of an
 // inference engine do: waking a sleeping thread takes as long.
@@ -41,4 +41,4 @@ class ThreadTeam final : public kernels::Executor {
   std::vector<std::thread> members_;
 };
 
-}  // namespace tessera::cli::bench
+}  // namespace tessera::client

@@ -1,4 +1,4 @@
-#include "client/tools/message_json.h"
+#include "client/json/message_json.h"
 
 #include <google/protobuf/descriptor.h>
 
@@ -7,12 +7,11 @@
 #include <map>
 #include <string_view>
 
-#include "client/tools/short_id.h"
-#include "client/tools/table.h"
+#include "client/json/json_text.h"
 #include "daemon/base/check.h"
 #include "daemon/base/strings.h"
 
-namespace tessera::cli {
+namespace tessera::client {
 
 namespace {
 
@@ -136,4 +135,4 @@ std::string JsonOf(const Message& message) {
   return out + "}";
 }
 
-}  // namespace tessera::cli
+}  // namespace tessera::client
