@@ -63,7 +63,8 @@ def _upper(name):
 
 
 class Calls(WithDaemon):
-    flags = ("--pool-bytes=128MiB", "--pool-extent-bytes=16MiB", "--staging-bytes=8MiB", "--host-tier-bytes=0",
+    flags = ("--pool-bytes=128MiB", "--pool-extent-bytes=16MiB", "--staging-bytes=8MiB",
+             "--host-tier-bytes=0",
              "--max-sequences-per-tenant=40")
 
     def test_what_callers_do_wrong(self):

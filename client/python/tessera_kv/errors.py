@@ -37,38 +37,56 @@ class RetryableError(Error):
 
 
 class Cancelled(Error):
+    """The call was cancelled."""
+
     code = _abi.TESSERA_CANCELLED
 
 
 class Unknown(Error):
+    """A code that this version does not know."""
+
     code = _abi.TESSERA_UNKNOWN
 
 
 class InvalidArgument(Error, ValueError):
+    """An argument, a policy or a tensor is wrong."""
+
     code = _abi.TESSERA_INVALID_ARGUMENT
 
 
 class DeadlineExceeded(Error, TimeoutError):
+    """The call took too long; its outcome is unknown."""
+
     code = _abi.TESSERA_DEADLINE_EXCEEDED
 
 
 class NotFound(Error, LookupError):
+    """A sequence, prefix or socket does not exist, or no longer."""
+
     code = _abi.TESSERA_NOT_FOUND
 
 
 class AlreadyExists(Error):
+    """It exists already."""
+
     code = _abi.TESSERA_ALREADY_EXISTS
 
 
 class PermissionDenied(Error, PermissionError):
+    """The tenant or its token may not do this."""
+
     code = _abi.TESSERA_PERMISSION_DENIED
 
 
 class ResourceExhausted(Error, MemoryError):
+    """Memory, a quota or a tail ring is full: see `cause` and `retry_after`."""
+
     code = _abi.TESSERA_RESOURCE_EXHAUSTED
 
 
 class FailedPrecondition(Error, RuntimeError):
+    """The call does not fit the state that the worker or sequence is in."""
+
     code = _abi.TESSERA_FAILED_PRECONDITION
 
 
@@ -79,14 +97,20 @@ class Aborted(RetryableError):
 
 
 class OutOfRange(Error, IndexError):
+    """A number of tokens is beyond what the sequence holds."""
+
     code = _abi.TESSERA_OUT_OF_RANGE
 
 
 class Unimplemented(Error, NotImplementedError):
+    """This combination is not supported."""
+
     code = _abi.TESSERA_UNIMPLEMENTED
 
 
 class Internal(Error):
+    """The library or the daemon found a fault of its own."""
+
     code = _abi.TESSERA_INTERNAL
 
 
@@ -97,10 +121,14 @@ class Unavailable(RetryableError, ConnectionError):
 
 
 class DataLoss(Error):
+    """Memory or a transfer did not hold what it must."""
+
     code = _abi.TESSERA_DATA_LOSS
 
 
 class Unauthenticated(Error, PermissionError):
+    """The session is not known to the daemon."""
+
     code = _abi.TESSERA_UNAUTHENTICATED
 
 

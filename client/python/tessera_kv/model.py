@@ -43,6 +43,7 @@ class Model:
         self.rope_theta = rope_theta
 
     def layer(self, index: int) -> Layer:
+        """The geometry of a layer. InvalidArgument if the model has fewer."""
         if 0 <= index < len(self.layers):
             return self.layers[index]
         raise InvalidArgument(

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from . import _abi, _arrays, _library, step
-from .errors import FailedPrecondition, InvalidArgument, check, make_error, new_error
+from .errors import FailedPrecondition, Forked, InvalidArgument, check, make_error, new_error
 from .sequence import Sequence
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ class Read:
 
     def _take(self) -> int:
         if self._forks != _library.Fork.count:
-            raise _library.Forked("the read was begun before fork(); only the parent can use it")
+            raise Forked("the read was begun before fork(); only the parent can use it")
         if self._pointer is None:
             raise FailedPrecondition("the read is over, or another thread uses it")
         return self._pointer

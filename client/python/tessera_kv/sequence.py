@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import _abi, _arrays, _library
-from .errors import Busy, check, new_error
+from .errors import Busy, InvalidArgument, check, new_error
 from .model import Model
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ class Sequence:
             )
         keys, values = layouts
         if (keys.layers, keys.tokens) != (values.layers, values.tokens):
-            raise _arrays.InvalidArgument("key and value have different shapes", "argument")
+            raise InvalidArgument("key and value have different shapes", "argument")
         call = _abi.tessera_append()
         call.struct_size = ctypes.sizeof(call)
         call.key = keys.pointer

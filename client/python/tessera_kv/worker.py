@@ -359,12 +359,14 @@ class Worker:
             )
 
     def take_state(self) -> State:
+        """What a step uses while it is open; `give_state` returns it."""
         try:
             return self._states.pop()
         except IndexError:
             return State()
 
     def give_state(self, state: State) -> None:
+        """For a later step."""
         self._states.append(state)
 
     @contextmanager
