@@ -4,12 +4,14 @@
     tools/pic_archives.py FOLDER
 
 Debian compiles these archives as for programs, where thread-local variables and variables of the C
-library have fixed places. A shared library cannot contain the few objects that use them so. They
-are compiled again,
+library have fixed places. A shared library cannot contain the objects that use them so, or cannot
+be loaded once the program runs: there is little room for such variables. They are compiled again,
 with -fPIC, from Debian's own sources of the installed versions, which apt fetches and checks. All
 other objects are taken as they are. FOLDER keeps the result: a second run does nothing.
 """
 
+import concurrent.futures
+import os
 import pathlib
 import re
 import shutil
@@ -34,7 +36,9 @@ def run(*command, **options):
 
 
 # A thread-local variable, or one of the C library, at a fixed place.
-FIXED = re.compile(r" R_X86_64_TPOFF32 | R_X86_64_PC32 .* (stderr|stdout|stdin|environ) ")
+FIXED = re.compile(r" R_X86_64_(GOT)?TPOFF(32)? | R_X86_64_PC32 .* (stderr|stdout|stdin|environ) ")
+# Folders of the sources that these libraries are not made of; `.pc` has unpatched copies.
+ELSEWHERE = {".pc", "compiler", "conformance", "csharp", "java", "objectivec", "php", "python"}
 
 
 def fixed_objects(archive):
@@ -66,7 +70,7 @@ def fetch(source, version, folder):
 def compile_member(member, tree, target):
     """Compiles the source file of an archive's member."""
     stem = re.sub(r"(\.cc)?\.o$", ".cc", member)
-    found = [path for path in tree.rglob(stem) if ".pc" not in path.parts]  # unpatched copies
+    found = [path for path in tree.rglob(stem) if not ELSEWHERE.intersection(path.parts)]
     if len(found) != 1:
         raise SystemExit(f"{member}: expected is one {stem} in {tree}, found are {found}")
     includes = [tree / "src", tree] if tree.name == "protobuf" else [tree]
@@ -89,11 +93,12 @@ def main(folder):
                     continue
                 tree = tree or fetch(source, version, pathlib.Path(temporary))
                 shutil.copy(archive, target)
-                for member in members:
-                    made = pathlib.Path(temporary) / member
-                    compile_member(member, tree, made)
-                    run("ar", "r", target / archive.name, made, stderr=subprocess.DEVNULL)
-                    print(f"{archive.name}: {member} compiled again")
+                made = [pathlib.Path(temporary) / member for member in members]
+                with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+                    list(pool.map(lambda path, tree=tree: compile_member(path.name, tree, path),
+                                  made))
+                run("ar", "r", target / archive.name, *made, stderr=subprocess.DEVNULL)
+                print(f"{archive.name}: compiled again: {' '.join(members)}", flush=True)
     (target / "complete").touch()
 
 

@@ -12,5 +12,5 @@ int main(int argc, char** argv) {
     return 1;
   }
   *(void**)&version = dlsym(library, "tessera_abi_version");
-  return version == NULL || version() != 1;
+  return version == NULL || version() != 2;
 }
