@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "client/cli/command.h"
-#include "client/cli/model_path.h"
+#include "client/cli/eval/model_path.h"
 #include "client/model/shared_prompt.h"
 #include "client/tools/connection.h"
 #include "client/tools/local_daemon.h"

@@ -21,7 +21,7 @@
 #include "client/cli/command.h"
 #include "client/cli/eval/eval_flags.h"
 #include "client/cli/eval/eval_text.h"
-#include "client/cli/model_path.h"
+#include "client/cli/eval/model_path.h"
 #include "client/eval/evaluation.h"
 #include "client/eval/report_page.h"
 #include "client/eval/result_table.h"

@@ -1,4 +1,4 @@
-#include "client/cli/model_path.h"
+#include "client/cli/eval/model_path.h"
 
 #include <filesystem>
 
