@@ -350,7 +350,7 @@ void Compactor::Compress(const std::shared_ptr<cache::Sequence>& sequence, const
   }
   // Tokens decoded so far are included.
   batch->Report(sequence->AbsorbTail());
-  if (managed->policy().summaries.has_value()) {
+  if (!managed->policy().mosaic.has_value()) {
     QueueTiles(sequence, {.end = sequence->model().lanes(), .all = true, .waiter_policy = managed},
                Ticket(batch));
     return;
