@@ -32,7 +32,8 @@ absl::StatusOr<std::string> FindModel(const std::string& path_or_name) {
     Append(why, ", and ", CacheFolder().string(),
            " has no model of this name; deploy/models/fetch --list lists those it can fetch");
   }
-  return absl::NotFoundError(Concat("cannot open ", Quoted(path_or_name), " (--model): ", why));
+  return absl::InvalidArgumentError(
+      Concat("cannot open ", Quoted(path_or_name), " (--model): ", why));
 }
 
 bool IsLanguageModel(const std::string& path) {

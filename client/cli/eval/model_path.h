@@ -7,7 +7,7 @@
 
 namespace tessera::cli {
 
-// A path as it is, or the model's file in the cache folder. NOT_FOUND says how to fetch it.
+// A path as it is, or the model's file in the cache folder. INVALID_ARGUMENT says how to fetch it.
 absl::StatusOr<std::string> FindModel(const std::string& path_or_name);
 
 // Whether the path is a language model's, rather than that of a model with a vocabulary of words.
