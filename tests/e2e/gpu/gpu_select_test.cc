@@ -46,6 +46,60 @@ TEST_F(SelectionsOnGpu, BothTransportsGiveTheSameBits) {
   }
 }
 
+// Reads with several shapes of queries in turn, before the sequence has tail rings and after.
+TEST_F(SelectionsOnGpu, ReadsHaveTheBitsOfTheDaemonsAnswer) {
+  const std::uint32_t layer = shape_.layers - 1;
+  client::Sequence sequence = NewSequence(*mapped_);
+  SyntheticSequence truth(shape_, random_.Bits());
+  Append(sequence, truth, 150);
+  Rotated rotated;
+  ASSERT_TRUE(Compress(sequence, RandomPacking(&rotated), rotated));
+  const Packing means = {.summary = Summary::kMean, .block = 8, .dense = true};
+  Append(sequence, truth, 64);
+  ASSERT_TRUE(Compress(sequence, means, {}));
+  for (int round = 0; round < 2; ++round) {
+    client::Sequence* const batch[] = {&sequence};
+    auto read = mapped_->BeginRead(batch);
+    ASSERT_TRUE(read.ok()) << read.status();
+    std::vector<std::vector<float>> here;
+    std::vector<std::vector<std::uint16_t>> asked;
+    std::vector<std::optional<SelectionRule>> rules;
+    for (const std::uint32_t queries : {1u, 40u, 3u, 3u, 1u}) {
+      std::vector<std::uint16_t> rows;
+      for (std::uint32_t i = 0; i < queries; ++i) {
+        const auto row = truth.Query(layer, random_.Below(truth.tokens()));
+        rows.insert(rows.end(), row.begin(), row.end());
+      }
+      rules.push_back(random_.OneIn(2) ? std::optional(RandomRule()) : std::nullopt);
+      here.emplace_back(rows.size());
+      const absl::Status attended =
+          read->Attend(layer, {.queries = queries,
+                               .queries_each = {},
+                               .first_query_positions = {},
+                               .query = std::as_bytes(std::span(rows)),
+                               .output = std::as_writable_bytes(std::span(here.back())),
+                               .lse = {},
+                               .selection = rules.back()});
+      ASSERT_TRUE(attended.ok()) << attended;
+      asked.push_back(std::move(rows));
+    }
+    ASSERT_TRUE(read->End().ok());
+    for (std::size_t i = 0; i < asked.size(); ++i) {
+      std::vector<float> there(asked[i].size());
+      const client::AttendQuery query = {
+          .sequence = &sequence,
+          .queries = static_cast<std::uint32_t>(asked[i].size() / shape_.query_row()),
+          .query = std::as_bytes(std::span(asked[i])),
+          .output = std::as_writable_bytes(std::span(there)),
+          .lse = {},
+          .first_query_position = {}};
+      ASSERT_TRUE(mapped_->AttendRpc(layer, {&query, 1}, {.selection = rules[i]}).ok());
+      EXPECT_TRUE(here[i] == there) << "call " << i << " of round " << round;
+    }
+    (void)Decode(*mapped_, sequence, truth, std::nullopt);  // opens the tail rings
+  }
+}
+
 // Each layer has another rule (per kv head, per query head, none). Each must be applied, without
 // mixing up the sequences of a step.
 TEST_F(SelectionsOnGpu, LayersOfOneStepMayHaveOtherRules) {
