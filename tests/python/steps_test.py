@@ -11,6 +11,28 @@ import weakref
 from support import WithDaemon, attention, from_bf16, main, np, tk
 
 
+class LikeTorch:
+    """What the package uses of a torch tensor. Like one, it can move while it lives."""
+
+    def __init__(self, array, device="cpu"):
+        self.array, self.device = array, device
+        self.dtype = {np.uint16: "torch.bfloat16", np.float32: "torch.float32"}[array.dtype.type]
+
+    shape = property(lambda self: self.array.shape)
+
+    def data_ptr(self):
+        return self.array.ctypes.data
+
+    def element_size(self):
+        return self.array.itemsize
+
+    def stride(self):
+        return tuple(step // self.array.itemsize for step in self.array.strides)
+
+    def new_empty(self, shape):
+        return LikeTorch(np.empty(shape, self.array.dtype))
+
+
 class Steps(WithDaemon):
     def setUp(self):
         super().setUp()
@@ -139,6 +161,40 @@ class Steps(WithDaemon):
                 keys.append(key[0])
                 values.append(value[0])
                 self.check(out, query, np.concatenate(keys), np.concatenate(values))
+
+    def test_torch_tensors_in_place_and_moved(self):
+        sequence, old_key, old_value = self.started()
+        key, value = self.prompt(1)
+        query = LikeTorch(self.rows(1, self.QUERY_HEADS, self.DIM))
+        out = LikeTorch(np.empty((1, self.QUERY_HEADS, self.DIM), np.float32))
+        k, v = LikeTorch(key[0]), LikeTorch(value[0])
+        keys, values = [old_key[0]], [old_value[0]]
+        for turn in range(4):
+            if turn == 2:  # as after tensor.set_(): the same object, other memory
+                before = out.array.copy()
+                old, out.array = out.array, np.empty_like(out.array)
+                query.array = self.rows(*query.shape)
+            with self.worker.step([sequence]) as step:
+                self.assertIs(step.attend(0, query, k, v, out=out), out)
+                for layer in range(1, self.LAYERS):
+                    step.append(layer, k, v)
+            if turn == 2:
+                np.testing.assert_array_equal(old, before)
+            keys.append(k.array)
+            values.append(v.array)
+            self.check(out.array, query.array, np.concatenate(keys), np.concatenate(values))
+        with self.worker.read([sequence]) as read:
+            made = read.attend(0, query)
+        self.assertEqual((made.dtype, made.shape), ("torch.bfloat16", query.shape))
+
+    def test_tensors_of_another_device(self):
+        sequence, *_ = self.started()
+        query = LikeTorch(self.rows(1, self.QUERY_HEADS, self.DIM), device="cuda:1")
+        with self.worker.read([sequence]) as read:
+            with self.assertRaisesRegex(tk.WrongDevice, "query is on cuda:1.*host memory"):
+                read.attend(0, query)
+        with self.assertRaisesRegex(tk.WrongDevice, "key is on cuda:1"):
+            sequence.append(query, query, layer=0)
 
     def test_outputs_in_the_models_type(self):
         sequence, key, value = self.started()

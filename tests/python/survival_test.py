@@ -104,6 +104,18 @@ class Survival(WithDaemon):
 
 
 class Death(unittest.TestCase):
+    def test_events_as_an_asynchronous_iterator(self):
+        async def run():
+            async with await aio.attach(daemon.address) as worker:
+                asyncio.get_running_loop().call_later(0.01, daemon.kill)
+                async for event in worker.events():
+                    return event
+
+        with Daemon() as daemon:
+            event = asyncio.run(asyncio.wait_for(run(), 20))
+        self.assertEqual(event.kind, "lease_lost")
+        self.assertNotEqual(event.text, "")
+
     def test_a_daemon_that_is_killed_in_a_step(self):
         with Daemon() as daemon:
             worker = tk.attach(daemon.address, name="survivor")
