@@ -84,7 +84,7 @@ class WithDaemon(unittest.TestCase):
     def model(self, worker, **options):
         options = {"layers": self.LAYERS, "query_heads": self.QUERY_HEADS,
                    "kv_heads": self.KV_HEADS, "head_dim": self.DIM, **options}
-        return worker.model("test", **options)
+        return worker.model(options.pop("name", "test"), **options)
 
     def rows(self, *shape):
         return to_bf16(self.random.normal(size=shape))
