@@ -19,6 +19,7 @@ class LikeTorch:
         self.dtype = {np.uint16: "torch.bfloat16", np.float32: "torch.float32"}[array.dtype.type]
 
     shape = property(lambda self: self.array.shape)
+    is_cuda = property(lambda self: self.device.startswith("cuda"))
 
     def data_ptr(self):
         return self.array.ctypes.data

@@ -30,7 +30,6 @@ class Rows(NamedTuple):
     shape: tuple[int, ...]
     strides: tuple[int, ...]  # in bytes
     type: int  # 0: two bytes an element, of the type that the model has
-    device: str  # "cpu" or "cuda:N"
     owner: Any  # keeps the memory alive
 
 
@@ -50,7 +49,6 @@ class _DLTensor(ctypes.Structure):
 
 
 _DL_FLOAT, _DL_BFLOAT, _DL_UINT, _DL_INT = 2, 4, 1, 0
-_DL_DEVICES = {1: "cpu", 2: "cuda", 3: "cpu", 13: "cuda"}  # 3: pinned, 13: managed
 
 
 def _dense_strides(shape: AnySequence[int], item: int) -> tuple[int, ...]:
@@ -61,19 +59,28 @@ def _dense_strides(shape: AnySequence[int], item: int) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
+_torch_types: dict[Any, int] = {}  # by dtype: its name takes microseconds
+
+
+def _torch_type(dtype: Any) -> int:
+    found = _torch_types.get(dtype)
+    if found is None:
+        found = _torch_types[dtype] = _TYPES_BY_NAME.get(str(dtype), -1)
+    return found
+
+
 def _from_torch(tensor: Any) -> Rows:
     item = tensor.element_size()
     return Rows(
         tensor.data_ptr(),
         tuple(tensor.shape),
         tuple(stride * item for stride in tensor.stride()),
-        _TYPES_BY_NAME.get(str(tensor.dtype), -1),
-        str(tensor.device),
+        _torch_type(tensor.dtype),
         tensor,
     )
 
 
-def _from_interface(interface: dict[str, Any], tensor: Any, device: str) -> Rows:
+def _from_interface(interface: dict[str, Any], tensor: Any) -> Rows:
     code = interface["typestr"]
     kinds = {"<f2": FP16, "<f4": FP32, "<u2": _ANY_TWO_BYTES, "<i2": _ANY_TWO_BYTES}
     kind = kinds.get(code, -1)
@@ -81,7 +88,7 @@ def _from_interface(interface: dict[str, Any], tensor: Any, device: str) -> Rows
         kind = _TYPES_BY_NAME.get(str(getattr(tensor, "dtype", "")), -1)
     shape = tuple(interface["shape"])
     strides = interface.get("strides") or _dense_strides(shape, int(code[2:]))
-    return Rows(interface["data"][0], shape, tuple(strides), kind, device, tensor)
+    return Rows(interface["data"][0], shape, tuple(strides), kind, tensor)
 
 
 def _from_dlpack(tensor: Any) -> Rows:
@@ -101,11 +108,7 @@ def _from_dlpack(tensor: Any) -> Rows:
         (_DL_UINT, 16): _ANY_TWO_BYTES, (_DL_INT, 16): _ANY_TWO_BYTES,
     }
     kind = kinds.get((found.code, found.bits), -1) if found.lanes == 1 else -1
-    device = _DL_DEVICES.get(found.device_type, f"DLPack device {found.device_type}")
-    if device == "cuda":
-        device = f"cuda:{found.device_id}"
-    return Rows((found.data or 0) + found.byte_offset, shape, strides, kind, device,
-                (tensor, capsule))
+    return Rows((found.data or 0) + found.byte_offset, shape, strides, kind, (tensor, capsule))
 
 
 def _from_buffer(tensor: Any) -> Rows:
@@ -115,7 +118,7 @@ def _from_buffer(tensor: Any) -> Rows:
         raise LayoutError("a buffer must be writable and dense; use numpy for others")
     pointer = ctypes.addressof(ctypes.c_char.from_buffer(view)) if view.nbytes else 0
     return Rows(pointer, tuple(view.shape or ()), tuple(view.strides or ()),
-                kinds.get(view.format, -1), "cpu", view)
+                kinds.get(view.format, -1), view)
 
 
 def describe(tensor: Any) -> Rows:
@@ -123,9 +126,9 @@ def describe(tensor: Any) -> Rows:
     if hasattr(tensor, "data_ptr"):
         return _from_torch(tensor)
     if hasattr(tensor, "__cuda_array_interface__"):
-        return _from_interface(tensor.__cuda_array_interface__, tensor, "cuda")
+        return _from_interface(tensor.__cuda_array_interface__, tensor)
     if hasattr(tensor, "__array_interface__"):
-        return _from_interface(tensor.__array_interface__, tensor, "cpu")
+        return _from_interface(tensor.__array_interface__, tensor)
     if hasattr(tensor, "__dlpack__"):
         return _from_dlpack(tensor)
     try:
@@ -137,6 +140,8 @@ def describe(tensor: Any) -> Rows:
 
 
 def is_writable(tensor: Any) -> bool:
+    if hasattr(tensor, "data_ptr"):
+        return True
     interface = getattr(tensor, "__array_interface__", None)
     return interface is None or not interface["data"][1]
 

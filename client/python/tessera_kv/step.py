@@ -111,8 +111,8 @@ class _Slot:
         ):
             return False
         for tensor, pointer in self.moving:
-            held = tensor()
-            if held is None or held.data_ptr() != pointer:
+            # It lives: the call has it.
+            if tensor().data_ptr() != pointer:
                 return False
         return True
 
@@ -122,11 +122,11 @@ class _Slot:
         self.query, self.key, self.value = _weak(query), _weak(key), _weak(value)
         self.out, self.lse = _weak(out), _weak(lse)
         self.causal, self.selection = causal, selection
-        self.moving = [
-            (weakref.ref(tensor), tensor.data_ptr())
-            for tensor in (query, key, value, out, lse)
-            if hasattr(tensor, "data_ptr")
-        ]
+        self.moving = []
+        for tensor, reference in ((query, self.query), (key, self.key), (value, self.value),
+                                  (out, self.out), (lse, self.lse)):
+            if tensor is not None and hasattr(tensor, "data_ptr"):
+                self.moving.append((reference, tensor.data_ptr()))
 
 
 class State:

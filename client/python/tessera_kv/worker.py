@@ -66,6 +66,9 @@ class Match:
             self.worker.free_prefix(self.computation)
 
 
+_CUDA_DEVICES = (2, 13)  # in DLPack: memory of a GPU, managed memory
+
+
 def _text(text: str | None) -> bytes | None:
     return text.encode() if text else None
 
@@ -343,11 +346,14 @@ class Worker:
 
     def check_device(self, name: str, tensor: Any) -> None:
         """WrongDevice if the daemon's memory and the tensor are on different devices."""
-        device = getattr(tensor, "device", None)
-        is_cuda = "cuda" in str(device) or hasattr(tensor, "__cuda_array_interface__")
+        is_cuda = getattr(tensor, "is_cuda", None)
+        if is_cuda is None:
+            is_cuda = hasattr(tensor, "__cuda_array_interface__")
+            if not is_cuda and hasattr(tensor, "__dlpack_device__"):
+                is_cuda = tensor.__dlpack_device__()[0] in _CUDA_DEVICES
         if is_cuda and self.device == "cpu":
             raise WrongDevice(
-                f"{name} is on {device}; the daemon keeps KV in host memory. Use the daemon of "
+                f"{name} is on {getattr(tensor, 'device', 'a GPU')}; the daemon keeps KV in host memory. Use the daemon of "
                 "that GPU (attach with device=...), or pass host tensors",
                 "argument",
             )
