@@ -353,8 +353,8 @@ class Worker:
                 is_cuda = tensor.__dlpack_device__()[0] in _CUDA_DEVICES
         if is_cuda and self.device == "cpu":
             raise WrongDevice(
-                f"{name} is on {getattr(tensor, 'device', 'a GPU')}; the daemon keeps KV in host memory. Use the daemon of "
-                "that GPU (attach with device=...), or pass host tensors",
+                f"{name} is on {getattr(tensor, 'device', 'a GPU')}; the daemon keeps KV in host "
+                "memory. Use the daemon of that GPU (attach with device=...), or pass host tensors",
                 "argument",
             )
         if not is_cuda and not self._takes_host:
