@@ -285,7 +285,7 @@ class ShortPins(WithDaemon):
         key, value = self.prompt(64)
         sequence.append(key, value)
         new_key, new_value = self.prompt(1)
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 90
         committed = aborted = 0
         while aborted == 0:
             self.assertLess(time.monotonic(), deadline, "no pin was revoked")
