@@ -187,9 +187,9 @@ TEST_F(Planes, ForksAndCutsKeepThem) {
 
 // A row that the codes would represent badly.
 TEST_F(Planes, ATileThatDoesNotFitStaysDense) {
-  Track track = Compressed(400);
+  Track track = Compressed(400, "planes:small,book_rows=256,recent=64");
   Stamps stamps = DrawTokens(320, 1);
-  stamps[100] |= kHuge;
+  stamps[100] = DrawTokens(1, 9).front();  // of another subspace than the book's
   AppendStamps(track, stamps);
   CompressAll(track);
   EXPECT_EQ(Near(track), "");
