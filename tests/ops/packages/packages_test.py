@@ -27,7 +27,7 @@ say configuration "$(stat -c '%a %U:%G' /etc/tessera/tesserad.json)"
 say folder "$(stat -c '%a %U:%G' /run/tessera)"
 say loads "$(setpriv --reuid=tessera --regid=tessera --clear-groups \
   tesserad --config=/etc/tessera/tesserad.json --print-config >/dev/null; echo $?)"
-say library "$(ldconfig -p | grep -c 'libtessera\.so\.1 ')"
+say library "$(ldconfig -p | grep -c 'libtessera\.so\.2 ')"
 
 useradd --groups tessera worker
 configure ''
