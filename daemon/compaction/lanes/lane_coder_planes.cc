@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <utility>
 
 #include "daemon/base/check.h"
@@ -20,10 +21,23 @@ namespace {
 // Pieces that a few refused tiles cut a lane into. Rows behind so many stay dense.
 constexpr std::size_t kMostPieces = 16;
 
+double SpreadOf(const kernels::BookSide& side) {
+  return std::accumulate(side.eigenvalues.begin(), side.eigenvalues.end(), 0.0);
+}
+
+// The largest error of a row that is coded, given the mean error. `encode` also asks whether the
+// error is a large share of the row's energy. Where it is of every row, a long row is no worse than
+// others, so only errors far above the mean are refused.
+float ErrorLimit(const kernels::BookSide& side, float mean_error) {
+  constexpr float kOfNarrowCodes = 4;
+  const bool narrow =
+      kernels::kRefusedErrors * mean_error > kernels::kRefusedShare * SpreadOf(side);
+  return kernels::kRefusedErrors * mean_error * (narrow ? kOfNarrowCodes : 1);
+}
+
 // The mean squared length of the rows that one side of a book was made from.
 double EnergyOf(const kernels::BookSide& side, const std::byte* mean, std::uint32_t head_dim) {
-  double energy = 0;
-  for (const float eigenvalue : side.eigenvalues) energy += eigenvalue;
+  double energy = SpreadOf(side);
   for (std::uint32_t d = 0; d < head_dim; ++d) {
     std::uint16_t element = 0;
     std::memcpy(&element, mean + d * sizeof element, sizeof element);
@@ -85,8 +99,8 @@ absl::StatusOr<std::optional<LaneCoder::Form>> LaneCoder::PlanesForm(const HostL
               .rotations = book->rotations,
               .loss = {.key = share(key_error, book->key_energy),
                        .value = share(value_error, book->value_energy)},
-              .limits = {.key = kernels::kRefusedErrors * key_error,
-                         .value = kernels::kRefusedErrors * value_error}};
+              .limits = {.key = ErrorLimit(book->key, key_error),
+                         .value = ErrorLimit(book->value, value_error)}};
 }
 
 absl::StatusOr<std::shared_ptr<const cache::LaneBook>> LaneCoder::MakeBook(
