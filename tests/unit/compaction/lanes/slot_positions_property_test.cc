@@ -65,7 +65,10 @@ class SlotPositionsProperty : public CompactorTest {
   std::string Create() {
     if (known_.size() >= 3) return Free(known_.front());
     Say("create");
-    known_.push_back({{world_.NewSequence(worker_->session(), *model_), {}, std::nullopt}, {}});
+    const absl::StatusOr<std::shared_ptr<cache::Sequence>> sequence =
+        world_.tenant().CreateSequence(worker_->session(), model_->id());
+    if (!sequence.ok()) return May(sequence.status(), {absl::StatusCode::kResourceExhausted});
+    known_.push_back({{*sequence, {}, std::nullopt}, {}});
     return SetPolicy(known_.back());
   }
   std::string SetPolicy(Placed& known) {
