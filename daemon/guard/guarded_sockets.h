@@ -41,7 +41,7 @@ class GuardedConnection {
     bool trusted = false;  // needs no session: the operator's
     // Called once, with the reason, when the guard cuts the connection.
     std::function<void(const absl::Status&)> on_cut;
-    // The connection begins to wait: call GuardedSockets::Resume until nobody waits.
+    // The connection begins to wait: call GuardedSockets::Resume until it returns 0.
     std::function<void()> on_wait;
   };
   explicit GuardedConnection(Options options)
@@ -54,7 +54,7 @@ class GuardedConnection {
   bool Take(std::span<const std::uint8_t> bytes);
   // True: nothing may be read now (FrameGuard::MustWait). The connection waits until Resume.
   bool BeginWait();
-  // False: it must wait on. Else who reads the socket is told that there may be bytes.
+  // False: it must wait on. Otherwise epoll reports the socket's bytes once more.
   bool Resume(int socket);
   bool waits() const { return waits_.load(); }
   // The socket's events go to this epoll instance.

@@ -41,7 +41,7 @@ void RunOnThread(const std::function<void()>& work) {
 
 constexpr unsigned kAdminMode = 0600;
 constexpr int kAdminThreads = 64;
-// Bytes that gRPC takes for a stream whose next message nobody waits for.
+// Bytes that gRPC buffers for a stream before the next message is read.
 constexpr int kLookaheadBytes = 64 << 10;
 constexpr int kLeastPingMs = 5000;
 

@@ -88,7 +88,7 @@ void ForEachCell(const AttendBatch& batch, Visit visit) {
   }
 }
 
-// Calls add(segment index) for each segment that needs a space of its own.
+// Calls add(segment index) for each segment that has a rotated space not seen before.
 template <class Add>
 void ForEachSpace(const AttendItem& item, const PositionRange& visible, Add add) {
   const LaneView& lane = *item.lane;

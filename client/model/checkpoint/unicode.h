@@ -12,8 +12,8 @@ struct Character {
   char32_t code = 0;
   std::size_t bytes = 0;  // at least 1
 };
-// The first character of a text that is not empty. A byte that does not start a valid character is
-// one of its own, U+FFFD.
+// The first character of a text that is not empty. A byte that does not start a valid character
+// counts as U+FFFD.
 Character FirstCharacter(std::string_view text);
 void AppendUtf8(char32_t code, std::string& text);
 

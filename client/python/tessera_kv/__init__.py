@@ -10,7 +10,7 @@
             for layer in range(30):
                 step.attend(layer, query[layer], key[layer], value[layer], out=output[layer])
 
-The package calls libtessera.so, which it brings along. It starts no thread of its own.
+The package calls libtessera.so, which it brings along. Only tessera_kv.aio starts threads.
 """
 
 from ._library import VERSION as library_version

@@ -21,7 +21,7 @@ _TYPES_BY_NAME = {
     "bfloat16": BF16, "torch.bfloat16": BF16, "float16": FP16, "torch.float16": FP16,
     "float32": FP32, "torch.float32": FP32,
 }
-# numpy has no bf16 of its own: two-byte integers carry the bits.
+# numpy has no bf16: two-byte integers carry the bits.
 _ANY_TWO_BYTES = 0
 
 

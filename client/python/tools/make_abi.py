@@ -62,7 +62,7 @@ def parse_functions(text):
     functions = []
     pattern = r"TESSERA_API\s+([\w\s\*]+?)\b(tessera_\w+)\((.*?)\);"
     for result, name, arguments in re.findall(pattern, text, re.DOTALL):
-        # A callback among the arguments has commas of its own.
+        # A callback among the arguments contains commas, too.
         arguments = re.sub(r"void \(\*(\w+)\)\([^)]*\)", r"void* \1", arguments)
         functions.append((result, name, [" ".join(a.split()) for a in arguments.split(",")]))
     return functions

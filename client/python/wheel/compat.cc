@@ -49,7 +49,7 @@ int Look(dl_phdr_info* info, std::size_t, void* context) {
 
 }  // namespace
 
-// The names are those that newer headers declare, with types of their own.
+// Newer headers declare the same names with other types.
 extern "C" int FindObject(void* address, FoundObject* found) __asm__("_dl_find_object");
 extern "C" std::uint32_t RandomNumber() __asm__("arc4random");
 

@@ -15,13 +15,19 @@
 
 namespace tessera::cache {
 
-// A book in the pool, and what it costs in accuracy.
+// What one side of a book costs in accuracy. `errors` has no eigenvalues: they would be
+// uncharged.
+struct SideOfBook {
+  kernels::BookSide errors;
+  double energy = 0;  // mean squared length of the rows that it was made from
+  double spread = 0;  // the same about their mean
+};
+
+// A book in the pool.
 struct LaneBook {
   std::shared_ptr<const Rotations> rotations;
-  kernels::BookSide key;
-  kernels::BookSide value;
-  double key_energy = 0;  // mean squared length of the rows that it was made from
-  double value_energy = 0;
+  SideOfBook key;
+  SideOfBook value;
 };
 
 // Owned by the tenant. Thread-safe.

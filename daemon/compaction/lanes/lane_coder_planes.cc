@@ -21,31 +21,30 @@ namespace {
 // Pieces that a few refused tiles cut a lane into. Rows behind so many stay dense.
 constexpr std::size_t kMostPieces = 16;
 
-double SpreadOf(const kernels::BookSide& side) {
-  return std::accumulate(side.eigenvalues.begin(), side.eigenvalues.end(), 0.0);
-}
-
 // The largest error of a row that is coded, given the mean error. `encode` also asks whether the
 // error is a large share of the row's energy. Where it is of every row, a long row is no worse than
 // others, so only errors far above the mean are refused.
-float ErrorLimit(const kernels::BookSide& side, float mean_error) {
+float ErrorLimit(const cache::SideOfBook& side, float mean_error) {
   constexpr float kOfNarrowCodes = 4;
-  const bool narrow =
-      kernels::kRefusedErrors * mean_error > kernels::kRefusedShare * SpreadOf(side);
+  const bool narrow = kernels::kRefusedErrors * mean_error > kernels::kRefusedShare * side.spread;
   return kernels::kRefusedErrors * mean_error * (narrow ? kOfNarrowCodes : 1);
 }
 
-// The mean squared length of the rows that one side of a book was made from.
-double EnergyOf(const kernels::BookSide& side, const std::byte* mean, std::uint32_t head_dim) {
-  double energy = SpreadOf(side);
+cache::SideOfBook SideOf(kernels::BookSide made, const std::byte* mean, std::uint32_t head_dim) {
+  cache::SideOfBook side;
+  side.spread = std::accumulate(made.eigenvalues.begin(), made.eigenvalues.end(), 0.0);
+  side.energy = side.spread;
   for (std::uint32_t d = 0; d < head_dim; ++d) {
     std::uint16_t element = 0;
     std::memcpy(&element, mean + d * sizeof element, sizeof element);
     const double value = kernels::Bf16ToFloat(element);
-    energy += value * value;
+    side.energy += value * value;
   }
-  return energy;
+  made.eigenvalues = {};
+  side.errors = std::move(made);
+  return side;
 }
+
 }  // namespace
 
 LaneCoder::Swap LaneCoder::EncodePlanes() {
@@ -92,13 +91,13 @@ absl::StatusOr<std::optional<LaneCoder::Form>> LaneCoder::PlanesForm(const HostL
     if (!made.ok()) return made.status();
     book = *std::move(made);
   }
-  const float key_error = book->key.Error(policy.key);
-  const float value_error = book->value.Error(policy.value);
+  const float key_error = book->key.errors.Error(policy.key);
+  const float value_error = book->value.errors.Error(policy.value);
   const auto share = [](float error, double energy) { return energy > 0 ? error / energy : 0; };
   return Form{.shape = policies::PlanesShape(policy, tile_.head_dim),
               .rotations = book->rotations,
-              .loss = {.key = share(key_error, book->key_energy),
-                       .value = share(value_error, book->value_energy)},
+              .loss = {.key = share(key_error, book->key.energy),
+                       .value = share(value_error, book->value.energy)},
               .limits = {.key = ErrorLimit(book->key, key_error),
                          .value = ErrorLimit(book->value, value_error)}};
 }
@@ -113,13 +112,11 @@ absl::StatusOr<std::shared_ptr<const cache::LaneBook>> LaneCoder::MakeBook(
       cache::StoreBook(*options_.memory, book.bytes);
   if (!stored.ok()) return stored.status();
   options_.counters->strategies_made.fetch_add(1, std::memory_order_relaxed);
-  const double key_energy = EnergyOf(book.key, book.view().key_mean, tile_.head_dim);
-  const double value_energy = EnergyOf(book.value, book.view().value_mean, tile_.head_dim);
-  return options_.memory->books->Add(key, {.rotations = *std::move(stored),
-                                           .key = std::move(book.key),
-                                           .value = std::move(book.value),
-                                           .key_energy = key_energy,
-                                           .value_energy = value_energy});
+  const kernels::RotationView view = book.view();
+  return options_.memory->books->Add(
+      key, {.rotations = *std::move(stored),
+            .key = SideOf(std::move(book.key), view.key_mean, tile_.head_dim),
+            .value = SideOf(std::move(book.value), view.value_mean, tile_.head_dim)});
 }
 
 absl::Status LaneCoder::AddDenseForGood(const HostLaneRows& rows, std::uint64_t first,
@@ -155,7 +152,7 @@ absl::StatusOr<std::uint64_t> LaneCoder::GrowInPlanes(const Form& form, const Ho
   return some;
 }
 
-// A tile with a row that the codes cannot represent well stays dense.
+// If the codes represent a row badly, its tile stays dense.
 absl::Status LaneCoder::AddPlanes(const Form& form, const HostLaneRows& rows, std::uint64_t first,
                                   std::uint64_t count, LaneSwap& swap) {
   for (std::uint64_t done = 0; done < count;) {

@@ -77,19 +77,31 @@ absl::StatusOr<const Option*> OptionNamed(const TermKind& kind, const Piece& key
                 DidYouMean(key.text, names));
 }
 
-// False: the term has no preset of this name.
-bool GivePreset(std::string_view name, Term& term) {
-  const auto preset = std::ranges::find(term.kind->presets, name, &Preset::name);
-  if (preset == term.kind->presets.end()) return false;
-  for (const auto& [option, word] : preset->settings) term.values.Give(option, word);
-  return true;
+// Null: the term has no preset of this name.
+const Preset* PresetNamed(const TermKind& kind, std::string_view name) {
+  const auto preset = std::ranges::find(kind.presets, name, &Preset::name);
+  return preset == kind.presets.end() ? nullptr : &*preset;
+}
+
+absl::Status GivePreset(const Piece& piece, const Preset& preset, Term& term) {
+  for (const auto& [option, word] : preset.settings) {
+    if (term.values.given(option)) {
+      return Refuse(piece, term.kind->name, ": ", preset.name, " sets ", option,
+                    ", which is given already");
+    }
+    term.values.Give(option, word);
+  }
+  return absl::OkStatus();
 }
 
 absl::Status ParseOption(const Piece& piece, Term& term) {
   const TermKind& kind = *term.kind;
   const std::size_t equals = piece.text.find('=');
   const Piece key = piece.Part(0, equals);
-  if (equals == std::string_view::npos && GivePreset(key.text, term)) return absl::OkStatus();
+  if (equals == std::string_view::npos) {
+    const Preset* const preset = PresetNamed(kind, key.text);
+    if (preset != nullptr) return GivePreset(key, *preset, term);
+  }
   if (key.text.empty()) return Refuse(key, kind.name, ": an option is missing; write key=value");
   const absl::StatusOr<const Option*> option = OptionNamed(kind, key);
   if (!option.ok()) return option.status();

@@ -14,7 +14,7 @@ class HealthService final
  public:
   explicit HealthService(const Services& services) : services_(services) {}
 
-  // The request says nothing, so nobody parses it.
+  // The request is empty, so it is not parsed.
   grpc::ServerUnaryReactor* Check(grpc::CallbackServerContext* context, const grpc::ByteBuffer*,
                                   grpc::ByteBuffer* answer) override {
     v1::HealthResponse response;

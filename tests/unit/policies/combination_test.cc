@@ -67,6 +67,17 @@ TEST(Combination, WhatCannotBeMergedIsSaid) {
               HasSubstr("snapkv scores keys as stored"));
 }
 
+TEST(Combination, PresetsAndTheOptionsThatTheySet) {
+  EXPECT_EQ(ParsePolicy("planes:small,recent=64")->text, "planes:key=4|2,value=4|2,recent=64");
+  EXPECT_EQ(ParsePolicy("planes:near")->text, "planes");
+  EXPECT_EQ(CombinationError("planes:key=8|8,small"),
+            "policy, character 16: planes: small sets key, which is given already");
+  EXPECT_EQ(CombinationError("planes:small,key=8|8"),
+            "policy, character 14: planes: key is given twice");
+  EXPECT_EQ(CombinationError("planes:small,near"),
+            "policy, character 14: planes: near sets key, which is given already");
+}
+
 TEST(Combination, TwoSelections) {
   EXPECT_EQ(CombinationError("quest+select"),
             "policy, character 7: quest and select both decide what attention reads");
