@@ -41,7 +41,11 @@ class PlanesLanes : public PackedLanes {
         error += difference * difference;
         energy += exact[layer].output[i] * exact[layer].output[i];
       }
-      ASSERT_LE(error, 0.02 * energy) << "layer " << layer << ", " << truth.tokens();
+      // Random rows lose 1.2 % of the output's energy on average and 2.5 % in the worst of
+      // thousands of outputs; codes that are read wrongly lose most of it.
+      ASSERT_LE(error, 0.05 * energy) << "layer " << layer << ", " << truth.tokens();
+      errors_ += error / energy;
+      ++outputs_;
     }
   }
   static std::uint64_t CodedEntries(client::Sequence& sequence) {
@@ -55,6 +59,9 @@ class PlanesLanes : public PackedLanes {
     }
     return entries;
   }
+
+  double errors_ = 0;  // sum over outputs of the share of their energy that is lost
+  int outputs_ = 0;
 };
 
 TEST_F(PlanesLanes, StayNearDenseThroughALife) {
@@ -66,6 +73,7 @@ TEST_F(PlanesLanes, StayNearDenseThroughALife) {
   SyntheticSequence again(shape_, seed);
   Append(dense, again, 500);
   for (int step = 0; step < 70; ++step) ASSERT_NO_FATAL_FAILURE(Check(sequence, dense, truth));
+  EXPECT_LE(errors_, 0.02 * outputs_);
   const auto settled = sequence.Compress();
   ASSERT_TRUE(settled.ok()) << settled.status();
   // A fork reads the same segments; a restored sequence has the same bits.
