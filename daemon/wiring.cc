@@ -35,6 +35,7 @@
 #include "daemon/lifecycle/privileges.h"
 #include "daemon/lifecycle/reloader.h"
 #include "daemon/lifecycle/signals.h"
+#include "daemon/lifecycle/system_calls.h"
 #include "daemon/lifecycle/watchdog.h"
 #include "daemon/metrics/metrics.h"
 #include "daemon/platform/fd.h"
@@ -127,6 +128,13 @@ int Fail(const absl::Status& status, int code = kFailed) {
     std::fprintf(stderr, "tesserad: %s\n", line.c_str());
   }
   return code;
+}
+
+// A GPU's driver is not ours: its calls are only logged, unless an operator decides.
+config::UnusedCalls UnusedCallsOn(const device::Device& device, config::UnusedCalls configured) {
+  using config::UnusedCalls;
+  if (configured != UnusedCalls::kAuto) return configured;
+  return device.description().name == "cpu" ? UnusedCalls::kRefuse : UnusedCalls::kLog;
 }
 
 // What a start and each reload read, and what the start found.
@@ -243,7 +251,10 @@ int Serve(const config::Invocation& invocation, const Source& source, device::Fi
     scheduler->reset();
     server->reset();
   };
-  if (absl::Status status = (*server)->Start(); !status.ok()) {
+  const config::UnusedCalls unused = UnusedCallsOn(device, config.unused_system_calls);
+  absl::Status status = lifecycle::LimitSystemCalls(unused);
+  if (status.ok()) status = (*server)->Start();
+  if (!status.ok()) {
     stop();
     return Fail(status);
   }

@@ -57,8 +57,7 @@ class GrpcTransport final : public Transport {
     grpc::ChannelArguments arguments;
     // No other channel shares the connection, so a new attachment starts with a fresh one.
     arguments.SetInt("grpc.use_local_subchannel_pool", 1);
-    // The daemon's limit applies (Welcome.max_message_bytes). No keepalive: a peer stopped in a
-    // debugger is silent, not dead.
+    // The daemon's limit applies (Welcome.max_message_bytes).
     arguments.SetMaxReceiveMessageSize(-1);
     arguments.SetMaxSendMessageSize(-1);
     absl::StatusOr<std::shared_ptr<grpc::Channel>> channel = OpenChannel(address, tls, arguments);

@@ -9,6 +9,7 @@
 #include "daemon/base/strings.h"
 #include "daemon/config/cpu_list.h"
 #include "daemon/config/values/file_mode.h"
+#include "daemon/config/values/unused_calls.h"
 
 namespace tessera::config {
 namespace {
@@ -61,6 +62,8 @@ absl::Status ParsedFromMessage(const DaemonConfig& message, Config& config) {
                   ParseFileMode, config.unix_socket_mode),
            parsed(!message.admin_listen().empty(), "admin_listen", message.admin_listen(),
                   ParseAdminAddress, config.admin_listen),
+           parsed(message.has_unused_system_calls(), "unused_system_calls",
+                  message.unused_system_calls(), ParseUnusedCalls, config.unused_system_calls),
            parsed(message.has_unix_peers(), "unix_peers", message.unix_peers(), ParsePeerRules,
                   config.unix_peers),
            parsed(message.has_device(), "device", message.device(), ParseDevice, config.device),
@@ -145,6 +148,7 @@ DaemonConfig ToMessage(const Config& config) {
   message.set_unix_peers(config.unix_peers.ToString());
   message.set_admin_listen(config.admin_listen.is_unix() ? config.admin_listen.ToString() : "");
   message.set_allow_core_dumps(config.allow_core_dumps);
+  message.set_unused_system_calls(std::string(UnusedCallsName(config.unused_system_calls)));
   message.set_tcp_peer_limit_ms(static_cast<std::uint32_t>(config.tcp_peer_limit.count()));
   message.set_tls_certificate_file(config.tls_certificate_file);
   message.set_tls_key_file(config.tls_key_file);

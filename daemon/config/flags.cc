@@ -30,7 +30,7 @@ struct FlagRow {
 };
 
 // One row per field of DaemonConfig except `tenants`. The message defines the types.
-constexpr std::array<FlagRow, 36> kRows = {{
+constexpr std::array<FlagRow, 37> kRows = {{
     {"listen", "ADDRESS", "listen",
      "Address to listen on: unix:PATH or HOST:PORT. {uuid} in PATH is the UUID of the device. "
      "Repeat "
@@ -43,6 +43,9 @@ constexpr std::array<FlagRow, 36> kRows = {{
      "Unix socket for operators, unix:PATH. Empty: the first socket's path and .admin."},
     {"allow-core-dumps", "BOOL", "allow_core_dumps",
      "Allow core dumps and debuggers, which see rows and tokens: true or false."},
+    {"unused-system-calls", "ACTION", "unused_system_calls",
+     "What happens to system calls that the daemon has no use for: auto, allow, log, refuse or "
+     "kill."},
     {"tcp-peer-limit-ms", "MS", "tcp_peer_limit_ms",
      "Close TCP connections whose peer has been gone for this long."},
     {"tls-certificate-file", "FILE", "tls_certificate_file",

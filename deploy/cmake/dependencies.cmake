@@ -26,6 +26,13 @@ if(NOT TESSERA_XXHASH_INCLUDE)
   message(FATAL_ERROR
     "xxhash.h was not found. deploy/install-packages installs what the build needs.")
 endif()
+# Its package has no CMake file either.
+find_path(TESSERA_SECCOMP_INCLUDE seccomp.h)
+find_library(TESSERA_SECCOMP_LIBRARY seccomp)
+if(NOT TESSERA_SECCOMP_INCLUDE OR NOT TESSERA_SECCOMP_LIBRARY)
+  message(FATAL_ERROR
+    "libseccomp was not found. deploy/install-packages installs what the build needs.")
+endif()
 if(TESSERA_TESTS)
   tessera_require(GTest)
 endif()

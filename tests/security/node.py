@@ -3,10 +3,13 @@
 import contextlib
 import ctypes
 import fcntl
+import itertools
 import os
+import pathlib
 import re
 import shutil
 import subprocess
+import sys
 import time
 import unittest
 
@@ -54,10 +57,11 @@ class Descriptors(Attack):
 class OtherHost:
     """A network namespace whose only way here is a virtual cable: a host that can vanish."""
 
+    NUMBERS = itertools.count()
     HERE, THERE = "198.18.77.1", "198.18.77.2"  # of a range for tests of networks
 
     def __init__(self):
-        name = f"tessera{os.getpid()}"
+        name = f"tessera{os.getpid()}{next(self.NUMBERS)}"
         self.name, self.ours, self.theirs = name, f"{name[-9:]}a", f"{name[-9:]}b"
         self.run("netns", "add", name)
         self.run("link", "add", self.ours, "type", "veth", "peer", "name", self.theirs, "netns",
@@ -88,6 +92,7 @@ class OtherHost:
         self.run("-n", self.name, "link", "set", self.theirs, "down")
 
     def close(self):
+        self.run("link", "delete", self.ours)
         self.run("netns", "delete", self.name)
 
 
@@ -111,6 +116,47 @@ class Vanishing(Attack):
         self.judge(f"a worker's host vanishes, --tcp-peer-limit-ms={1000 * self.LIMIT_S}",
                    f"session ended after {seconds:.0f} s", f"<= {self.LIMIT_S + 2} s",
                    seconds <= self.LIMIT_S + 2)
+
+
+WORKER = """
+import select, sys, time
+import tessera_kv
+worker = tessera_kv.attach(sys.argv[1], map_memory=False)
+print("attached", flush=True)
+poll = select.poll()
+poll.register(worker.events_fd(), select.POLLIN)
+poll.poll(60000)
+print([event.kind for event in worker.events()], flush=True)
+"""
+
+
+class VanishingDaemon(Attack):
+    LIMIT_S = 30
+
+    def test_the_daemons_host(self):
+        try:
+            host = self.keep(OtherHost())
+        except (OSError, subprocess.CalledProcessError) as error:
+            self.skipTest(f"a network namespace cannot be made: {error}")
+        address = f"{host.HERE}:{free_port()}"
+        daemon = self.start(listen=[address])
+        package = pathlib.Path(__file__).resolve().parents[2] / "client/python"
+        environment = {**os.environ, "PYTHONPATH": str(package), "PYTHONDONTWRITEBYTECODE": "1",
+                       "TESSERA_LIBRARY": str(daemon.build / "client/libtessera.so")}
+        worker = subprocess.Popen(
+            ["ip", "netns", "exec", host.name, sys.executable, "-c", WORKER, address],
+            stdout=subprocess.PIPE, text=True, env=environment)
+        self.addCleanup(worker.stdout.close)
+        self.addCleanup(worker.wait)
+        self.addCleanup(worker.kill)
+        self.assertEqual(worker.stdout.readline(), "attached\n")
+        host.vanish()
+        begun = time.monotonic()
+        seen = worker.stdout.readline()
+        seconds = time.monotonic() - begun
+        self.judge("the daemon's host vanishes",
+                   f"the worker learns it after {seconds:.0f} s", f"<= {self.LIMIT_S + 2} s",
+                   "lease_lost" in seen and seconds <= self.LIMIT_S + 2)
 
 
 class Log(Attack):

@@ -22,7 +22,8 @@ from deadlines import Deadlines  # noqa: E402,F401
 from floods import (Frames, Guesses, OtherTenants, Settings,  # noqa: E402,F401
                     Together, Unread)
 from frames import HeaderBlocks, OpenStreams, RapidReset  # noqa: E402,F401
-from node import Descriptors, Files, Log, Metrics, Traces, Vanishing  # noqa: E402,F401
+from node import (Descriptors, Files, Log, Metrics, Traces, Vanishing,  # noqa: E402,F401
+                  VanishingDaemon)
 from tenants import Attaching, DefaultFlags, GreedyTenant, Tokens  # noqa: E402,F401
 
 

@@ -9,6 +9,12 @@
 #include "proto/shm/layout.h"
 
 namespace tessera::cache {
+namespace {
+
+// Of the heap: 58 KiB were measured for a session over gRPC, its connection and stream included.
+constexpr std::uint64_t kSessionBytes = 64 << 10;
+
+}  // namespace
 
 absl::StatusOr<std::unique_ptr<Staging>> Staging::Create(device::Device& device,
                                                          std::uint64_t bytes, pool::Account& node,
@@ -43,9 +49,16 @@ absl::StatusOr<const std::byte*> Staging::Range(std::uint64_t offset, std::uint6
 }
 
 absl::StatusOr<std::shared_ptr<SessionState>> SessionState::Create(const Options& options) {
+  absl::StatusOr<pool::Charge> charge =
+      options.heap->Reserve(pool::MemoryTag::kState, kSessionBytes);
+  if (!charge.ok()) return charge.status();
   absl::StatusOr<std::shared_ptr<Control>> control = Control::Create();
   if (!control.ok()) return control.status();
   std::shared_ptr<SessionState> session(new SessionState(options));
+  {
+    MutexLock lock(session->mutex_);
+    session->charge_ = *std::move(charge);
+  }
   session->pins_ = Control::Pins(*control);
   session->control_ = *std::move(control);
   session->tails_ = TailMemory::Create({.device = options.device,
@@ -63,6 +76,12 @@ bool SessionState::TakeNonce(std::uint64_t nonce) {
 bool SessionState::mapped() const {
   MutexLock lock(mutex_);
   return nonce_used_;
+}
+
+void SessionState::ReturnCharge() {
+  pool::Charge none;
+  MutexLock lock(mutex_);
+  charge_ = std::move(none);
 }
 
 const Staging* SessionState::staging() const {

@@ -61,8 +61,10 @@ class SessionState {
     device::Device* device = nullptr;
     pool::Account* node = nullptr;
     pool::Account* tenant = nullptr;
+    pool::Account* heap = nullptr;
     Clock::TimePoint attached;
   };
+  // RESOURCE_EXHAUSTED if `heap` has no room for what a connection and its session need.
   static absl::StatusOr<std::shared_ptr<SessionState>> Create(const Options& options);
 
   SessionId id() const { return options_.id; }
@@ -76,6 +78,9 @@ class SessionState {
   // single-use.
   bool TakeNonce(std::uint64_t nonce);
   bool mapped() const;
+
+  // The session has ended: its memory counts no more, though a call may still hold this object.
+  void ReturnCharge();
 
   // The arena that CreateStaging made; null: it was not called, or failed.
   const Staging* staging() const;
@@ -107,6 +112,7 @@ class SessionState {
   std::shared_ptr<TailMemory> tails_;
 
   mutable Mutex mutex_;
+  pool::Charge charge_ TESSERA_GUARDED_BY(mutex_);
   bool nonce_used_ TESSERA_GUARDED_BY(mutex_) = false;
   std::unique_ptr<Staging> staging_ TESSERA_GUARDED_BY(mutex_);
   absl::flat_hash_set<SequenceId> owned_ TESSERA_GUARDED_BY(mutex_);

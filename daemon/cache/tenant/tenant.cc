@@ -156,6 +156,7 @@ absl::StatusOr<std::shared_ptr<SessionState>> Tenant::OpenSession(const NewSessi
                             .device = options_.device,
                             .node = &held_,
                             .tenant = &account_,
+                            .heap = &heap_,
                             .attached = options_.clock->Now()});
   if (!session.ok()) return session.status();
   epochs_->AddSource((*session)->pins());
@@ -190,6 +191,7 @@ Tenant::Freed Tenant::EndSession(SessionId id) {
     ForgetUnusedModels();
   }
   session->CountSteps(counters_);
+  session->ReturnCharge();
   return freed;
 }
 

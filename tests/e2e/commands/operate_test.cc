@@ -131,6 +131,24 @@ TEST(Operate, NoCoreDumpShowsRowsUnlessItIsAllowed) {
   }
 }
 
+TEST(Operate, EachThreadLosesTheSystemCallsThatItDoesNotNeed) {
+  for (const bool allowed : {false, true}) {
+    const std::string action = allowed ? "allow" : "refuse";
+    const auto daemon = DaemonProcess::Start({.flags = {"--unused-system-calls=" + action}});
+    ASSERT_NE(daemon, nullptr);
+    int threads = 0;
+    for (const auto& thread :
+         std::filesystem::directory_iterator(Concat("/proc/", daemon->pid(), "/task"))) {
+      // 0: no filter, 2: one that the process has set
+      EXPECT_EQ(LineOf(thread.path() / "status", "Seccomp:"),
+                allowed ? "Seccomp:\t0" : "Seccomp:\t2")
+          << thread.path();
+      ++threads;
+    }
+    EXPECT_GT(threads, 3);
+  }
+}
+
 TEST(Operate, WorkersAddressesServeNoOperator) {
   const auto daemon = DaemonProcess::Start({.flags = {"--listen=127.0.0.1:0"}});
   ASSERT_NE(daemon, nullptr);

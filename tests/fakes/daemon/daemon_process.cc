@@ -24,6 +24,12 @@ namespace tessera::fakes {
 
 namespace {
 
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr bool kSanitized = true;  // the sanitizers make calls of their own
+#else
+constexpr bool kSanitized = false;
+#endif
+
 std::string ReadAll(const std::string& path) {
   std::ifstream in(path);
   std::stringstream text;
@@ -62,12 +68,12 @@ std::unique_ptr<DaemonProcess> DaemonProcess::Start(const Options& options) {
   }
   // Daemons that share a folder have a file each.
   const std::string log = folder + "/log" + (options.uuid.empty() ? "" : "-" + options.uuid);
-  std::vector<std::string> args = {"--listen=unix:" + folder + "/" + options.listen,
-                                   "--pool-bytes=" + options.pool_bytes,
-                                   "--metrics=",
-                                   "--staging-bytes=4MiB",
-                                   "--tail-extent-bytes=2MiB",
-                                   "--pool-extent-bytes=16MiB"};
+  std::vector<std::string> args = {
+      "--listen=unix:" + folder + "/" + options.listen, "--pool-bytes=" + options.pool_bytes,
+      "--metrics=",
+      // A call that the daemon turns out to need fails its test.
+      kSanitized ? "--unused-system-calls=allow" : "--unused-system-calls=kill",
+      "--staging-bytes=4MiB", "--tail-extent-bytes=2MiB", "--pool-extent-bytes=16MiB"};
   if (options.binary.empty()) args.push_back("--device=cpu");  // Tests map CPU memory.
   if (!options.config_json.empty()) {
     const std::string path = folder + "/config.json";

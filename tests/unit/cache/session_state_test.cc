@@ -22,13 +22,15 @@ class SessionStateTest : public testing::Test {
                               .tail_extent_bytes = kTestTailExtent,
                               .device = &device_,
                               .node = &node_,
-                              .tenant = &tenant_});
+                              .tenant = &tenant_,
+                              .heap = &heap_});
     EXPECT_TRUE(session.ok()) << session.status();
     return *session;
   }
   device::CpuDevice device_{kernels::BestImplementation()};
   pool::Account node_{"node", 2 * kTestStaging};
   pool::Account tenant_{"tenant", 2 * kTestStaging};
+  pool::Account heap_{"heap", 1 << 20};
 };
 
 TEST_F(SessionStateTest, TheNonceOpensOnce) {
@@ -40,6 +42,24 @@ TEST_F(SessionStateTest, TheNonceOpensOnce) {
   EXPECT_TRUE(session->TakeNonce(222));
   EXPECT_TRUE(session->mapped());
   EXPECT_FALSE(session->TakeNonce(222));
+}
+
+TEST_F(SessionStateTest, ASessionIsChargedWhileItLives) {
+  const auto first = Make();
+  const std::uint64_t one = heap_.used_bytes(pool::MemoryTag::kState);
+  EXPECT_GE(one, std::uint64_t{58} << 10);  // what a session was measured to need
+  auto second = Make();
+  EXPECT_EQ(heap_.used_bytes(), 2 * one);
+  second.reset();
+  EXPECT_EQ(heap_.used_bytes(), one);
+  pool::Account full("heap", one - 1);
+  const auto refused = SessionState::Create({.id = SessionId(4),
+                                             .tail_extent_bytes = kTestTailExtent,
+                                             .device = &device_,
+                                             .node = &node_,
+                                             .tenant = &tenant_,
+                                             .heap = &full});
+  EXPECT_EQ(refused.status().code(), absl::StatusCode::kResourceExhausted) << refused.status();
 }
 
 TEST_F(SessionStateTest, StagingIsCreatedOnceAndGoesWithTheSession) {

@@ -96,6 +96,7 @@ ONLY_IN = (
     ("Eigen/", ("kernels/strategy",)),
     ("xxhash.h", ("daemon/cache",)),
     ("zlib.h", ("daemon/http",)),
+    ("seccomp.h", ("daemon/lifecycle",)),
 )
 # Other people's headers that public headers may include, beside the standard library's: users must
 # not need more.
