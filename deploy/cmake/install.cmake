@@ -61,8 +61,6 @@ function(tessera_install_service file destination name)
 endfunction()
 tessera_install_service(deploy/systemd/tesserad.service lib/systemd/system tesserad.service)
 # The unit of a node with several daemons: one per configuration file.
-set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS
-  ${PROJECT_SOURCE_DIR}/deploy/systemd/tesserad.service)
 file(READ deploy/systemd/tesserad.service unit)
 string(REPLACE "KV-cache daemon" "KV-cache daemon %i" unit "${unit}")
 string(REPLACE "/etc/tessera/tesserad.json" "/etc/tessera/%i.json" unit "${unit}")
