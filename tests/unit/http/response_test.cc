@@ -6,6 +6,7 @@
 
 #include <string>
 
+#include "absl/time/clock.h"
 #include "daemon/base/strings.h"
 
 namespace tessera::http {
