@@ -24,6 +24,8 @@
 #include "daemon/base/strings.h"
 #include "daemon/base/version.h"
 #include "daemon/cache/tenant/node.h"
+#include "daemon/cluster/events/event_publisher.h"
+#include "daemon/cluster/events/event_queue.h"
 #include "daemon/compaction/jobs/compactor.h"
 #include "daemon/compaction/jobs/tail_absorber.h"
 #include "daemon/config/limits.h"
@@ -57,6 +59,7 @@ namespace {
 
 absl::StatusOr<std::unique_ptr<cache::Node>> BuildNode(const config::Config& config,
                                                        device::Device& device, const Clock& clock,
+                                                       cache::BlockEventSink* blocks,
                                                        std::function<void()> on_attention) {
   cache::Node::Options options;
   options.memory_bytes = config.pool_bytes;
@@ -77,7 +80,27 @@ absl::StatusOr<std::unique_ptr<cache::Node>> BuildNode(const config::Config& con
   options.tenant_template.pin_limit = config.pin_limit;
   options.tenant_template.clock = &clock;
   options.tenant_template.on_attention = std::move(on_attention);
+  options.tenant_template.blocks = blocks;
   return cache::Node::Create(options);
+}
+
+// Null: no events are configured.
+absl::StatusOr<std::unique_ptr<cluster::EventPublisher>> PublisherOf(const config::Config& config,
+                                                                     const device::Device& device,
+                                                                     cluster::EventQueue& queue,
+                                                                     const cache::Node& node) {
+  if (!config.kv_events.has_value()) return nullptr;
+  return cluster::EventPublisher::Create(
+      {.address = config.kv_events->ToString(),
+       .replay_address = config.kv_events_replay ? config.kv_events_replay->ToString() : "",
+       .encoding = config.kv_events_encoding,
+       .medium = device.description().name == "cpu" ? "CPU" : "GPU",
+       .queue = &queue,
+       .retell = [&node](const cache::BlockReader& reader) {
+         for (const std::unique_ptr<cache::Tenant>& tenant : node.tenants()) {
+           if (tenant->name() == reader.tenant) tenant->prefixes().Retell(reader.worker);
+         }
+       }});
 }
 
 // Options with the reclaim ladder, cheapest rung first.
@@ -204,10 +227,22 @@ int Serve(const config::Invocation& invocation, const Source& source, device::Fi
                              Concat("compactor_cpus: ", scheduler.status().message())));
   }
 
-  absl::StatusOr<std::unique_ptr<cache::Node>> node = BuildNode(config, device, clock, [&server] {
-    if (*server != nullptr) (*server)->Attention();
-  });
+  cluster::EventQueue block_events;
+  absl::StatusOr<std::unique_ptr<cache::Node>> node =
+      BuildNode(config, device, clock, config.kv_events ? &block_events : nullptr, [&server] {
+        if (*server != nullptr) (*server)->Attention();
+      });
   if (!node.ok()) return Fail(node.status());
+  absl::StatusOr<std::unique_ptr<cluster::EventPublisher>> publisher =
+      PublisherOf(config, device, block_events, **node);
+  if (!publisher.ok()) return Fail(publisher.status());
+  metrics::Metrics::Registration publisher_metrics;
+  if (*publisher != nullptr) {
+    publisher_metrics = metrics.Register(**publisher);
+    logger.Log(
+        LogLevel::kInfo, "kv events",
+        {{"address", (*publisher)->address()}, {"replay_address", (*publisher)->replay_address()}});
+  }
   compaction::Compactor compactor(
       {.scheduler = scheduler->get(),
        .logger = &logger,

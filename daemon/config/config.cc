@@ -78,6 +78,10 @@ std::vector<std::string> Warnings(const Config& config) {
                                 "TLS: tokens, keys and values are sent in the clear"));
     }
   }
+  if (config.kv_events.has_value() && !config.kv_events->IsLoopback()) {
+    warnings.push_back(Concat("kv_events: ", config.kv_events->ToString(),
+                              " is open to the network: whoever connects reads token ids"));
+  }
   if (!config.admin_listen.is_unix() &&
       std::ranges::none_of(config.listen, &ListenAddress::is_unix)) {
     warnings.push_back(

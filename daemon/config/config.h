@@ -13,6 +13,7 @@
 #include "daemon/base/bytes.h"
 #include "daemon/base/log.h"
 #include "daemon/config/address.h"
+#include "daemon/config/values/kv_events.h"
 #include "daemon/config/values/unused_calls.h"
 #include "daemon/platform/device_uuid.h"
 #include "daemon/platform/peer_rules.h"
@@ -53,6 +54,9 @@ struct Config {
   std::chrono::milliseconds tcp_peer_limit{30000};
   bool allow_core_dumps = false;
   UnusedCalls unused_system_calls = UnusedCalls::kAuto;
+  std::optional<HostPort> kv_events;         // nullopt: no events
+  std::optional<HostPort> kv_events_replay;  // likewise
+  EventEncoding kv_events_encoding = EventEncoding::kMap;
   // PEM files for the TCP addresses; empty: no TLS, or no client certificates.
   std::string tls_certificate_file;
   std::string tls_key_file;

@@ -9,6 +9,7 @@
 #include "daemon/base/strings.h"
 #include "daemon/config/cpu_list.h"
 #include "daemon/config/values/file_mode.h"
+#include "daemon/config/values/kv_events.h"
 #include "daemon/config/values/unused_calls.h"
 
 namespace tessera::config {
@@ -62,6 +63,12 @@ absl::Status ParsedFromMessage(const DaemonConfig& message, Config& config) {
                   ParseFileMode, config.unix_socket_mode),
            parsed(!message.admin_listen().empty(), "admin_listen", message.admin_listen(),
                   ParseAdminAddress, config.admin_listen),
+           parsed(!message.kv_events().empty(), "kv_events", message.kv_events(), ParseHostPort,
+                  config.kv_events),
+           parsed(!message.kv_events_replay().empty(), "kv_events_replay",
+                  message.kv_events_replay(), ParseHostPort, config.kv_events_replay),
+           parsed(message.has_kv_events_encoding(), "kv_events_encoding",
+                  message.kv_events_encoding(), ParseEventEncoding, config.kv_events_encoding),
            parsed(message.has_unused_system_calls(), "unused_system_calls",
                   message.unused_system_calls(), ParseUnusedCalls, config.unused_system_calls),
            parsed(message.has_unix_peers(), "unix_peers", message.unix_peers(), ParsePeerRules,
@@ -148,6 +155,9 @@ DaemonConfig ToMessage(const Config& config) {
   message.set_unix_peers(config.unix_peers.ToString());
   message.set_admin_listen(config.admin_listen.is_unix() ? config.admin_listen.ToString() : "");
   message.set_allow_core_dumps(config.allow_core_dumps);
+  message.set_kv_events(config.kv_events ? config.kv_events->ToString() : "");
+  message.set_kv_events_replay(config.kv_events_replay ? config.kv_events_replay->ToString() : "");
+  message.set_kv_events_encoding(std::string(EventEncodingName(config.kv_events_encoding)));
   message.set_unused_system_calls(std::string(UnusedCallsName(config.unused_system_calls)));
   message.set_tcp_peer_limit_ms(static_cast<std::uint32_t>(config.tcp_peer_limit.count()));
   message.set_tls_certificate_file(config.tls_certificate_file);

@@ -30,7 +30,7 @@ struct FlagRow {
 };
 
 // One row per field of DaemonConfig except `tenants`. The message defines the types.
-constexpr std::array<FlagRow, 37> kRows = {{
+constexpr std::array<FlagRow, 40> kRows = {{
     {"listen", "ADDRESS", "listen",
      "Address to listen on: unix:PATH or HOST:PORT. {uuid} in PATH is the UUID of the device. "
      "Repeat "
@@ -43,6 +43,12 @@ constexpr std::array<FlagRow, 37> kRows = {{
      "Unix socket for operators, unix:PATH. Empty: the first socket's path and .admin."},
     {"allow-core-dumps", "BOOL", "allow_core_dumps",
      "Allow core dumps and debuggers, which see rows and tokens: true or false."},
+    {"kv-events", "HOST:PORT", "kv_events",
+     "Address of KV events for routers, over ZeroMQ. They contain token ids. Empty: none."},
+    {"kv-events-replay", "HOST:PORT", "kv_events_replay",
+     "Address at which routers ask for KV events that they have missed. Empty: none."},
+    {"kv-events-encoding", "ENCODING", "kv_events_encoding",
+     "Encoding of KV events: map, or array for older routers."},
     {"unused-system-calls", "ACTION", "unused_system_calls",
      "What happens to system calls that the daemon has no use for: auto, allow, log, refuse or "
      "kill."},

@@ -1,9 +1,12 @@
 #include "daemon/config/validate.h"
 
+#include <arpa/inet.h>
+
 #include <algorithm>
 #include <bit>
 #include <set>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "daemon/base/strings.h"
@@ -88,6 +91,28 @@ absl::Status CheckAddresses(const Config& config) {
   if (config.unix_socket_mode > 0777 || (config.unix_socket_mode & 0600) != 0600) {
     return Refuse("unix_socket_mode",
                   "the mode must be from 0600 to 0777 and let the owner read and write");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckEvents(const Config& config) {
+  if (config.kv_events_replay.has_value() && !config.kv_events.has_value()) {
+    return Refuse("kv_events_replay", "needs kv_events, whose events it repeats");
+  }
+  for (const auto& [field, address] : {std::pair("kv_events", config.kv_events),
+                                       std::pair("kv_events_replay", config.kv_events_replay)}) {
+    if (!address.has_value()) continue;
+    in6_addr parsed;
+    if (::inet_pton(AF_INET, address->host.c_str(), &parsed) != 1 &&
+        ::inet_pton(AF_INET6, address->host.c_str(), &parsed) != 1) {
+      return Refuse(field,
+                    Concat("\"", address->host, "\" is not an IP address such as 127.0.0.1"));
+    }
+  }
+  if (config.kv_events.has_value() && config.kv_events->port != 0 &&
+      config.kv_events == config.kv_events_replay) {
+    return Refuse("kv_events_replay",
+                  Concat("\"", config.kv_events->ToString(), "\" is the address of kv_events"));
   }
   return absl::OkStatus();
 }
@@ -261,6 +286,7 @@ std::vector<absl::Status> FindProblems(const Config& config, const DeviceMemory&
   };
   std::vector<absl::Status> problems = {
       CheckAddresses(config),
+      CheckEvents(config),
       CheckTls(config),
       CheckExtent("pool_extent_bytes", config.pool_extent_bytes, kPoolExtentBytes),
       CheckExtent("staging_bytes", config.staging_bytes, kStagingBytes),

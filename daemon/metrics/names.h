@@ -164,7 +164,30 @@ inline constexpr Description<0> kTlsCertificateExpiry = {
     Kind::kGauge,
     {}};
 
+inline constexpr Description<0> kKvEventsWaiting = {
+    "tessera_kv_events_waiting",
+    "Blocks whose events wait to be published; 0 unless kv_events is set.",
+    Kind::kGauge,
+    {}};
+
 // Counters of the node.
+
+inline constexpr Description<1> kKvEventsTotal = {
+    "tessera_kv_events_total",
+    "Blocks of prefixes told to routers, once for each worker that finds them: stored, removed; "
+    "and how often a worker's were cleared.",
+    Kind::kCounter,
+    {"type"}};
+inline constexpr Description<0> kKvEventsDroppedTotal = {
+    "tessera_kv_events_dropped_total",
+    "Blocks whose events found the queue full. What their workers find is told anew.",
+    Kind::kCounter,
+    {}};
+inline constexpr Description<0> kKvEventReplaysTotal = {
+    "tessera_kv_event_replays_total",
+    "Replays of KV events that subscribers asked for.",
+    Kind::kCounter,
+    {}};
 
 inline constexpr Description<0> kLogDroppedTotal = {
     "tessera_log_dropped_total",

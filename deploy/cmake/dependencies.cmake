@@ -26,7 +26,14 @@ if(NOT TESSERA_XXHASH_INCLUDE)
   message(FATAL_ERROR
     "xxhash.h was not found. deploy/install-packages installs what the build needs.")
 endif()
-# Its package has no CMake file either.
+# Neither have theirs.
+find_path(TESSERA_ZMQ_INCLUDE zmq.h)
+find_library(TESSERA_ZMQ_LIBRARY zmq)
+find_path(TESSERA_MSGPACK_INCLUDE msgpack.hpp)
+if(NOT TESSERA_ZMQ_INCLUDE OR NOT TESSERA_ZMQ_LIBRARY OR NOT TESSERA_MSGPACK_INCLUDE)
+  message(FATAL_ERROR
+    "ZeroMQ or msgpack was not found. deploy/install-packages installs what the build needs.")
+endif()
 find_path(TESSERA_SECCOMP_INCLUDE seccomp.h)
 find_library(TESSERA_SECCOMP_LIBRARY seccomp)
 if(NOT TESSERA_SECCOMP_INCLUDE OR NOT TESSERA_SECCOMP_LIBRARY)

@@ -13,13 +13,17 @@ std::uint64_t PrefixIndex::NodeBytes() {
   return sizeof(Node) + kOfTheMap;
 }
 
+std::uint64_t PrefixIndex::ChainBytes(const PrefixChain& chain) {
+  return sizeof(PrefixChain) + 3 * chain.start.size() + chain.model.size();
+}
+
 Hash128 PrefixIndex::HashOf(const Node& parent, Ids block) const {
   return options_.hash(parent.hash, block.data(), block.size_bytes());
 }
 
 const PrefixIndex::Node* PrefixIndex::FindStart(const PrefixChain& chain) const {
   const auto it = starts_.find(chain.start);
-  return it == starts_.end() ? nullptr : &it->second;
+  return it == starts_.end() ? nullptr : &it->second.node;
 }
 
 const PrefixIndex::Node* PrefixIndex::Child(const Node& parent, Ids block) const {
@@ -75,12 +79,15 @@ PrefixId PrefixIndex::FindEnd(const PrefixChain& chain, Ids ids) const {
   return node == nullptr ? PrefixId() : node->end;
 }
 
-absl::StatusOr<PrefixIndex::Node*> PrefixIndex::TakeStart(const std::string& start) {
-  if (const auto it = starts_.find(start); it != starts_.end()) return &it->second;
+absl::StatusOr<PrefixIndex::Node*> PrefixIndex::TakeStart(const PrefixChain& chain) {
+  const std::string& start = chain.start;
+  if (const auto it = starts_.find(start); it != starts_.end()) return &it->second.node;
   absl::StatusOr<pool::Charge> charge =
-      options_.account->Reserve(pool::MemoryTag::kPrefixIndex, NodeBytes() + 2 * start.size());
+      options_.account->Reserve(pool::MemoryTag::kPrefixIndex, NodeBytes() + ChainBytes(chain));
   if (!charge.ok()) return charge.status();
-  Node& node = starts_[start];
+  Start& made = starts_[start];
+  made.chain = chain;
+  Node& node = made.node;
   node.hash = options_.hash(Hash128(), start.data(), start.size());
   node.charge = *std::move(charge);
   return &node;
@@ -112,11 +119,19 @@ absl::StatusOr<PrefixIndex::Node*> PrefixIndex::AddChild(Node& parent, Ids block
   return &node;
 }
 
-absl::Status PrefixIndex::Insert(const PrefixChain& chain, Ids ids, PrefixId prefix) {
+BlockEvent PrefixIndex::Stored(const Node& node) {
+  BlockEvent event = {.stored = true, .hash = node.hash.low, .parent = {}, .ids = node.ids};
+  if (node.parent->count > 0) event.parent = node.parent->hash.low;
+  return event;
+}
+
+absl::Status PrefixIndex::Insert(const PrefixChain& chain, Ids ids, PrefixId prefix,
+                                 std::vector<BlockEvent>* events) {
   TESSERA_CHECK(!ids.empty() && prefix.valid(), "a prefix has tokens and an id");
-  absl::StatusOr<Node*> start = TakeStart(chain.start);
+  absl::StatusOr<Node*> start = TakeStart(chain);
   if (!start.ok()) return start.status();
   Node* node = *start;
+  const std::size_t told = events == nullptr ? 0 : events->size();
   while (!ids.empty()) {
     const Ids block = ids.first(std::min(ids.size(), kPrefixBlock));
     Node* child = Child(*node, block);
@@ -124,9 +139,11 @@ absl::Status PrefixIndex::Insert(const PrefixChain& chain, Ids ids, PrefixId pre
       absl::StatusOr<Node*> added = AddChild(*node, block);
       if (!added.ok()) {
         Tidy(node, prefix);
+        if (events != nullptr) events->resize(told);
         return added.status();
       }
       child = *added;
+      if (events != nullptr && child->count == kPrefixBlock) events->push_back(Stored(*child));
     }
     node = child;
     ids = ids.subspan(block.size());
@@ -138,19 +155,41 @@ absl::Status PrefixIndex::Insert(const PrefixChain& chain, Ids ids, PrefixId pre
   return absl::OkStatus();
 }
 
-void PrefixIndex::Erase(PrefixId prefix) {
+void PrefixIndex::Erase(PrefixId prefix, std::vector<BlockEvent>* events) {
   const auto it = ends_.find(prefix);
   TESSERA_CHECK(it != ends_.end(), "only a published prefix can be erased");
   Node* const node = it->second;
   ends_.erase(it);
   node->end = PrefixId();
-  Tidy(node, prefix);
+  Tidy(node, prefix, events);
 }
 
-void PrefixIndex::Tidy(Node* node, PrefixId gone) {
+void PrefixIndex::VisitBlocks(
+    const std::function<void(const PrefixChain& chain, const std::vector<BlockEvent>& events)>&
+        visit) const {
+  for (const auto& [text, start] : starts_) {
+    if (start.chain.model.empty()) continue;
+    std::vector<BlockEvent> events;
+    std::vector<const Node*> open = {&start.node};
+    while (!open.empty()) {
+      const Node* const node = open.back();
+      open.pop_back();
+      if (node->count == kPrefixBlock) events.push_back(Stored(*node));
+      for (const Node* child = node->first_child; child != nullptr; child = child->next) {
+        open.push_back(child);
+      }
+    }
+    if (!events.empty()) visit(start.chain, events);
+  }
+}
+
+void PrefixIndex::Tidy(Node* node, PrefixId gone, std::vector<BlockEvent>* events) {
   while (node != nullptr) {
     Node* const parent = node->parent;
     if (!node->end.valid() && node->first_child == nullptr) {
+      if (events != nullptr && node->count == kPrefixBlock) {
+        events->push_back({.stored = false, .hash = node->hash.low, .parent = {}, .ids = {}});
+      }
       Remove(node);
     } else if (!node->below.valid() || node->below == gone) {
       // Children on the path already name another prefix; the other children never named this one.
@@ -173,7 +212,7 @@ void PrefixIndex::Remove(Node* node) {
   Node* const parent = node->parent;
   if (parent == nullptr) {
     const auto it = std::find_if(starts_.begin(), starts_.end(),
-                                 [node](const auto& entry) { return &entry.second == node; });
+                                 [node](const auto& entry) { return &entry.second.node == node; });
     starts_.erase(it);
     return;
   }
@@ -208,7 +247,7 @@ void PrefixIndex::Validate() const {
     TESSERA_CHECK(node.first_child == nullptr && node.end.valid(),
                   "a partial block is a leaf in which a prefix ends");
   };
-  for (const auto& [start, node] : starts_) check(node);
+  for (const auto& [text, start] : starts_) check(start.node);
   for (const auto& [hash, node] : nodes_) {
     TESSERA_CHECK(hash == node.hash && node.count > 0 && node.parent != nullptr,
                   "a node is one block of ids below a parent");

@@ -16,16 +16,19 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <vector>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "daemon/base/ids.h"
 #include "daemon/cache/model/prefix_hash.h"
+#include "daemon/cache/prefix/block_events.h"
 #include "daemon/pool/account.h"
 
 namespace tessera::cache {
@@ -34,6 +37,10 @@ namespace tessera::cache {
 struct PrefixChain {
   std::string start;            // everything that must be equal besides the ids
   bool every_boundary = false;  // a prefix also matches at each multiple of 32 tokens
+  // Who finds it, for BlockEventSink; empty model: nobody is told.
+  std::string model;
+  std::uint32_t rank = 0;
+  std::uint32_t group_size = 1;
 };
 
 class PrefixIndex {
@@ -49,9 +56,15 @@ class PrefixIndex {
   PrefixIndex& operator=(const PrefixIndex&) = delete;
 
   // `ids` must not be empty, and no prefix may have exactly these ids yet (FindEnd).
-  // RESOURCE_EXHAUSTED changes nothing.
-  absl::Status Insert(const PrefixChain& chain, Ids ids, PrefixId prefix);
-  void Erase(PrefixId prefix);
+  // RESOURCE_EXHAUSTED changes nothing. Appends the whole blocks that are new to `events`, if
+  // given.
+  absl::Status Insert(const PrefixChain& chain, Ids ids, PrefixId prefix,
+                      std::vector<BlockEvent>* events = nullptr);
+  // Appends the whole blocks that are gone to `events`, if given.
+  void Erase(PrefixId prefix, std::vector<BlockEvent>* events = nullptr);
+  // The whole blocks of each chain with a model, parents first.
+  void VisitBlocks(const std::function<void(const PrefixChain& chain,
+                                            const std::vector<BlockEvent>& events)>& visit) const;
 
   // The prefix that ends with exactly these ids; invalid if there is none.
   PrefixId FindEnd(const PrefixChain& chain, Ids ids) const;
@@ -67,6 +80,8 @@ class PrefixIndex {
   std::size_t nodes() const { return nodes_.size(); }
   std::size_t chains() const { return starts_.size(); }
   static std::uint64_t NodeBytes();
+  // Of a chain, beside its first node.
+  static std::uint64_t ChainBytes(const PrefixChain& chain);
 
   // Checks every invariant; aborts on a violation. Takes time linear in the number of nodes.
   void Validate() const;
@@ -91,7 +106,11 @@ class PrefixIndex {
     std::size_t operator()(const Hash128& hash) const { return hash.low; }
   };
   using Nodes = std::unordered_multimap<Hash128, Node, LowWord>;
-  using Starts = std::unordered_map<std::string, Node>;
+  struct Start {
+    PrefixChain chain;
+    Node node;
+  };
+  using Starts = std::unordered_map<std::string, Start>;
 
   const Node* FindStart(const PrefixChain& chain) const;
   Nodes::iterator FindNode(const Node* node);
@@ -101,12 +120,13 @@ class PrefixIndex {
     return const_cast<Node*>(std::as_const(*this).Child(parent, block));
   }
   absl::StatusOr<Node*> AddChild(Node& parent, Ids block);
-  absl::StatusOr<Node*> TakeStart(const std::string& start);
+  absl::StatusOr<Node*> TakeStart(const PrefixChain& chain);
+  static BlockEvent Stored(const Node& node);
   // The longest child with fewer than 32 ids whose ids begin `rest`; null if there is none.
   const Node* Part(const Node& parent, Ids rest) const;
   // Walks from `node` to the root: removes nodes that no prefix needs and updates `below` of the
   // others.
-  void Tidy(Node* node, PrefixId gone);
+  void Tidy(Node* node, PrefixId gone, std::vector<BlockEvent>* events = nullptr);
   void Remove(Node* node);
 
   const Options options_;

@@ -22,14 +22,21 @@ absl::Status PrefixSet::Add(std::shared_ptr<Prefix> prefix, PrefixIndex::Ids ids
                      ErrorCause::kQuota);
   }
   const PrefixId id = prefix->id();
-  if (absl::Status status = index_.Insert(prefix->options().chain, ids, id); !status.ok()) {
-    return status;
-  }
+  std::vector<BlockEvent> events;
+  absl::Status status = index_.Insert(prefix->options().chain, ids, id, &events);
+  if (!status.ok()) return status;
+  Tell(prefix->options().chain, events);
   tile_bytes_ += prefix->options().tile_bytes;
   entries_.push_back({.prefix = std::move(prefix), .life = life, .used = now});
   by_id_[id] = std::prev(entries_.end());
   List(entries_.back());
   return absl::OkStatus();
+}
+
+void PrefixSet::Tell(const PrefixChain& chain, const std::vector<BlockEvent>& events) const {
+  if (options_.on_blocks && !chain.model.empty() && !events.empty()) {
+    options_.on_blocks(chain, events);
+  }
 }
 
 void PrefixSet::List(const Entry& entry) {
@@ -65,7 +72,9 @@ void PrefixSet::Drop(PrefixId id, DropReason why, DroppedPrefixes& gone) {
   const auto it = by_id_.find(id);
   TESSERA_CHECK(it != by_id_.end(), "only a published prefix can be dropped");
   Unlist(*it->second);
-  index_.Erase(id);
+  std::vector<BlockEvent> events;
+  index_.Erase(id, &events);
+  Tell(it->second->prefix->options().chain, events);
   tile_bytes_ -= it->second->prefix->options().tile_bytes;
   gone.push_back(std::move(it->second->prefix));
   entries_.erase(it->second);

@@ -37,6 +37,8 @@ class PrefixSet {
     pool::Account* account;
     std::uint32_t max_prefixes;
     std::string tenant;  // for error messages
+    // Called by Add and Drop with the blocks of a chain with a model. Null: nobody is told.
+    std::function<void(const PrefixChain&, const std::vector<BlockEvent>&)> on_blocks;
   };
   explicit PrefixSet(const Options& options)
       : options_(options), index_({.hash = options.hash, .account = options.account}) {}
@@ -86,6 +88,8 @@ class PrefixSet {
   // two.
   void Unlist(const Entry& entry);
   void List(const Entry& entry);
+
+  void Tell(const PrefixChain& chain, const std::vector<BlockEvent>& events) const;
 
   const Options options_;
   PrefixIndex index_;

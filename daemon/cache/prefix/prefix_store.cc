@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <limits>
+#include <set>
+#include <string_view>
 
 #include "daemon/base/error_cause.h"
 #include "daemon/base/strings.h"
@@ -19,7 +21,8 @@ PrefixScope ScopeOf(const std::string& tenant, const Model& model, const std::st
   const std::string& name = model.spec().name;
   return {.text = Concat("tenant ", tenant, "\nmodel ", name.size(), " ", name, " ",
                          model.fingerprint(), "\npolicy ", policy),
-          .every_boundary = keeps_every_token};
+          .every_boundary = keeps_every_token,
+          .model = keeps_every_token ? name : ""};
 }
 
 PrefixStore::PrefixStore(const Options& options)
@@ -28,7 +31,10 @@ PrefixStore::PrefixStore(const Options& options)
       set_({.hash = options.hash,
             .account = options.account,
             .max_prefixes = options.max_prefixes,
-            .tenant = options.tenant}) {}
+            .tenant = options.tenant,
+            .on_blocks = [this](const PrefixChain& chain, const std::vector<BlockEvent>& events) {
+              Tell(chain, events);
+            }}) {}
 
 PrefixStore::~PrefixStore() {
   DeferredWork after(*this);
@@ -53,9 +59,16 @@ PrefixStore::DeferredWork::~DeferredWork() {
 // ---- sessions
 
 void PrefixStore::SessionOpened(SessionId id, Place place) {
-  if (place.group_size <= 1) place = {.rank = 0, .group_size = 1};
+  if (place.group_size <= 1) {
+    place.group.clear();
+    place.rank = 0;
+    place.group_size = 1;
+  }
   MutexLock lock(mutex_);
+  const bool is_known = Finds(place.worker, place.rank, place.group_size);
+  const std::string worker = place.worker;
   places_[id] = std::move(place);
+  if (!is_known) TellAll(worker);
 }
 
 void PrefixStore::SessionEnded(SessionId id) {
@@ -65,6 +78,7 @@ void PrefixStore::SessionEnded(SessionId id) {
   if (it == places_.end()) return;
   const Place place = std::move(it->second);
   places_.erase(it);
+  if (!Finds(place.worker, place.rank, place.group_size)) TellAll(place.worker);
   Refuse([id](const Waiting& question) { return question.session == id; },
          absl::UnauthenticatedError(Concat(id.ToString(), " has ended")), after);
   if (place.group_size > 1) {
@@ -86,6 +100,48 @@ void PrefixStore::SessionEnded(SessionId id) {
   if (computations_.EndSession(id)) Settle(options_.clock->Now(), after);
 }
 
+void PrefixStore::Retell(const std::string& worker) {
+  MutexLock lock(mutex_);
+  TellAll(worker);
+}
+
+bool PrefixStore::Finds(const std::string& worker, std::uint32_t rank,
+                        std::uint32_t group_size) const {
+  return std::any_of(places_.begin(), places_.end(), [&](const auto& entry) {
+    const Place& place = entry.second;
+    return place.worker == worker && place.rank == rank && place.group_size == group_size;
+  });
+}
+
+void PrefixStore::Tell(const PrefixChain& chain, const std::vector<BlockEvent>& events) {
+  if (options_.blocks == nullptr) return;
+  std::set<std::string_view> workers;  // several sessions may be one worker to routers
+  for (const auto& [id, place] : places_) {
+    if (place.rank == chain.rank && place.group_size == chain.group_size) {
+      workers.insert(place.worker);
+    }
+  }
+  workers.erase("");
+  for (const std::string_view worker : workers) {
+    options_.blocks->Changed({options_.tenant, std::string(worker)}, chain.model, events);
+  }
+}
+
+void PrefixStore::TellAll(const std::string& worker) {
+  if (options_.blocks == nullptr || worker.empty()) return;
+  const BlockReader reader = {options_.tenant, worker};
+  const bool is_here = std::any_of(places_.begin(), places_.end(), [&](const auto& entry) {
+    return entry.second.worker == worker;
+  });
+  if (!is_here) return options_.blocks->Left(reader);
+  options_.blocks->Cleared(reader);
+  set_.index().VisitBlocks([&](const PrefixChain& chain, const std::vector<BlockEvent>& events) {
+    if (Finds(worker, chain.rank, chain.group_size)) {
+      options_.blocks->Changed(reader, chain.model, events);
+    }
+  });
+}
+
 absl::StatusOr<PrefixStore::Place> PrefixStore::PlaceOf(SessionId id) const {
   const auto it = places_.find(id);
   if (it != places_.end()) return it->second;
@@ -101,7 +157,10 @@ namespace {
 
 PrefixChain ChainOfRank(const PrefixScope& scope, std::uint32_t rank, std::uint32_t group_size) {
   return {.start = Concat(scope.text, "\nrank ", rank, " of ", group_size),
-          .every_boundary = scope.every_boundary};
+          .every_boundary = scope.every_boundary,
+          .model = scope.model,
+          .rank = rank,
+          .group_size = group_size};
 }
 
 }  // namespace

@@ -43,6 +43,7 @@ namespace tessera::cache {
 struct PrefixScope {
   std::string text;
   bool every_boundary = false;  // the policy keeps every token
+  std::string model;            // its name, if routers may hear of these prefixes
 };
 PrefixScope ScopeOf(const std::string& tenant, const Model& model, const std::string& policy,
                     bool keeps_every_token);
@@ -72,6 +73,7 @@ class PrefixStore {
     // Called when Sweep should run earlier than its last result said.
     std::function<void()> on_attention;
     metrics::DurationHistogram* waits = nullptr;  // of questions; null: not counted
+    BlockEventSink* blocks = nullptr;             // hears what each worker finds; null: nobody does
   };
   explicit PrefixStore(const Options& options);
   ~PrefixStore();
@@ -82,10 +84,13 @@ class PrefixStore {
     std::string group;
     std::uint32_t rank = 0;
     std::uint32_t group_size = 1;
+    std::string worker;  // the name that routers know it by; empty: none do
   };
   void SessionOpened(SessionId id, Place place);
   // Drops the session's computations, questions and found prefixes. Published prefixes are kept.
   void SessionEnded(SessionId id);
+  // Tells Options::blocks anew what this worker finds.
+  void Retell(const std::string& worker);
 
   // ---- publishing
 
@@ -225,6 +230,12 @@ class PrefixStore {
   };
 
   absl::StatusOr<Place> PlaceOf(SessionId id) const TESSERA_REQUIRES(mutex_);
+  // Whether a session of this worker finds the blocks of chains of this rank.
+  bool Finds(const std::string& worker, std::uint32_t rank, std::uint32_t group_size) const
+      TESSERA_REQUIRES(mutex_);
+  void Tell(const PrefixChain& chain, const std::vector<BlockEvent>& events)
+      TESSERA_REQUIRES(mutex_);
+  void TellAll(const std::string& worker) TESSERA_REQUIRES(mutex_);
   static std::string AskerOf(SessionId id, const Place& place);
   static std::vector<PrefixChain> ChainsOf(const PrefixScope& scope, const Place& place);
   // Charges a list once, before it is remembered.

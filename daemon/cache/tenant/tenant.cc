@@ -74,7 +74,8 @@ absl::StatusOr<std::unique_ptr<Tenant>> Tenant::Create(const Options& options) {
                            .max_prefixes = options.max_prefixes,
                            .next_id = [id = tenant.get()] { return id->NextId(); },
                            .on_attention = options.on_attention,
-                           .waits = &tenant->counters_.match_waits});
+                           .waits = &tenant->counters_.match_waits,
+                           .blocks = options.blocks});
   tenant->memory_ = {.directory = tenant->directory_.get(),
                      .pool = tenant->pool_.get(),
                      .epochs = tenant->epochs_.get(),
@@ -160,8 +161,8 @@ absl::StatusOr<std::shared_ptr<SessionState>> Tenant::OpenSession(const NewSessi
                             .attached = options_.clock->Now()});
   if (!session.ok()) return session.status();
   epochs_->AddSource((*session)->pins());
-  prefixes_->SessionOpened(
-      (*session)->id(), {.group = hello.group, .rank = hello.rank, .group_size = hello.group_size});
+  prefixes_->SessionOpened((*session)->id(),
+                           {hello.group, hello.rank, hello.group_size, hello.worker_name});
   MutexLock lock(mutex_);
   sessions_[(*session)->id()] = *session;
   return session;

@@ -62,6 +62,7 @@ class Tenant {
     // Called when garbage starts to wait for readers, or an extent is released: the event loop
     // should look.
     std::function<void()> on_attention;
+    BlockEventSink* blocks = nullptr;  // hears what workers find among prefixes; null: nobody does
   };
   static absl::StatusOr<std::unique_ptr<Tenant>> Create(const Options& options);
   ~Tenant();

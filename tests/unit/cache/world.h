@@ -62,6 +62,7 @@ class World {
     std::uint64_t pool_extent_bytes = kTestPoolExtent;
     std::uint64_t raw_copy_bytes = 0;                        // of the node; 0: unlimited
     std::uint64_t host_tier_bytes = std::uint64_t{1} << 30;  // of the node; 0: none
+    BlockEventSink* blocks = nullptr;
   };
   explicit World(const Options& options)
       : pool_extent_bytes_(options.pool_extent_bytes),
@@ -90,7 +91,8 @@ class World {
                           .device = options.device == nullptr ? &cpu_ : options.device,
                           .directory_memory = &directories_,
                           .clock = &clock_,
-                          .on_attention = [this] { attention_.fetch_add(1); }});
+                          .on_attention = [this] { attention_.fetch_add(1); },
+                          .blocks = options.blocks});
       EXPECT_TRUE(tenant.ok()) << tenant.status();
       tenants_.push_back(*std::move(tenant));
     }

@@ -41,6 +41,11 @@ class Generator {
     for (std::uint32_t i = 0; Coin(); ++i) config.unix_peers.uids.push_back(1000 + i);
     for (std::uint32_t i = 0; Coin(); ++i) config.unix_peers.gids.push_back(i);
     config.allow_core_dumps = Coin();
+    if (Coin()) config.kv_events = HostPort{.host = "127.0.0.1", .port = Port()};
+    if (config.kv_events.has_value() && Coin()) {
+      config.kv_events_replay = HostPort{.host = "::1", .port = Port()};
+    }
+    config.kv_events_encoding = static_cast<EventEncoding>(In({0, 1}));
     config.unused_system_calls = static_cast<UnusedCalls>(In({0, 4}));
     config.tcp_peer_limit = std::chrono::milliseconds(In(kTcpPeerLimitMs));
     config.admin_listen.unix_path = "/run/operators";  // else it is derived

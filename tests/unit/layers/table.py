@@ -97,6 +97,8 @@ ONLY_IN = (
     ("xxhash.h", ("daemon/cache",)),
     ("zlib.h", ("daemon/http",)),
     ("seccomp.h", ("daemon/lifecycle",)),
+    ("zmq.h", ("daemon/cluster",)),
+    ("msgpack.hpp", ("daemon/cluster",)),
 )
 # Other people's headers that public headers may include, beside the standard library's: users must
 # not need more.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -87,7 +88,36 @@ void CompareWithPlain(const PrefixHash& hash, TestRandom& random, int operations
   std::uint64_t next = 1;
   {
     PrefixIndex index({.hash = hash, .account = &account});
-    const std::vector<PrefixChain> chains = {{"a", true}, {"b", false}, {"a b", true}};
+    std::multiset<std::uint64_t> blocks;  // as events tell them
+    std::vector<BlockEvent> events;
+    const auto apply = [&] {
+      for (const BlockEvent& event : events) {
+        if (event.stored) {
+          blocks.insert(event.hash);
+        } else {
+          ASSERT_TRUE(blocks.contains(event.hash));
+          blocks.erase(blocks.find(event.hash));
+        }
+        if (event.parent.has_value()) {
+          ASSERT_TRUE(blocks.contains(*event.parent));
+        }
+      }
+      events.clear();
+      std::multiset<std::uint64_t> there;
+      index.VisitBlocks([&](const PrefixChain&, const std::vector<BlockEvent>& some) {
+        for (const BlockEvent& event : some) {
+          if (event.parent.has_value()) {
+            ASSERT_TRUE(there.contains(*event.parent));
+          }
+          there.insert(event.hash);
+        }
+      });
+      ASSERT_EQ(blocks, there);
+    };
+    const std::vector<PrefixChain> chains = {
+        {.start = "a", .every_boundary = true, .model = "m"},
+        {.start = "b", .model = "m"},
+        {.start = "a b", .every_boundary = true, .model = "n"}};
     for (int i = 0; i < operations; ++i) {
       const PrefixChain& chain = random.Pick(chains);
       const Ids ids = NewList(random, plain);
@@ -95,12 +125,13 @@ void CompareWithPlain(const PrefixHash& hash, TestRandom& random, int operations
       if (plain.size() > 0 && (full || random.OneIn(4))) {
         const PrefixId gone = plain.Any(random);
         plain.Erase(gone);
-        index.Erase(gone);
+        index.Erase(gone, &events);
       } else if (!plain.FindEnd(chain, ids).valid() && random.OneIn(2)) {
         const PrefixId id(next++);
         plain.Insert(chain, ids, id);
-        ASSERT_TRUE(index.Insert(chain, ids, id).ok());
+        ASSERT_TRUE(index.Insert(chain, ids, id, &events).ok());
       }
+      ASSERT_NO_FATAL_FAILURE(apply());
       index.Validate();
       ASSERT_EQ(index.FindEnd(chain, ids), plain.FindEnd(chain, ids));
       const std::uint64_t limit = random.OneIn(2) ? ids.size() : random.Below(ids.size() + 2);
@@ -189,9 +220,10 @@ TEST(PrefixIndex, UnderATokenPolicyOnlyEndsMatch) {
 
 TEST(PrefixIndex, NothingIsLeftOfOneThatFindsNoRoom) {
   for (std::uint64_t nodes = 0; nodes < 6; ++nodes) {
-    pool::Account account("test", nodes * (PrefixIndex::NodeBytes() + 8) + 1);
-    PrefixIndex index({.hash = NewPrefixHash(0), .account = &account});
     const PrefixChain chain = {"a", true};
+    pool::Account account(
+        "test", nodes * (PrefixIndex::NodeBytes() + 8) + PrefixIndex::ChainBytes(chain) + 1);
+    PrefixIndex index({.hash = NewPrefixHash(0), .account = &account});
     const bool first = index.Insert(chain, Count(32), PrefixId(1)).ok();
     EXPECT_EQ(first, nodes >= 2);
     const std::uint64_t used = account.used_bytes();
