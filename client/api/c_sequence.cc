@@ -216,6 +216,42 @@ tessera_code tessera_sequence_describe_json(const tessera_sequence* sequence, te
       error);
 }
 
+tessera_code tessera_sequence_read(tessera_sequence* sequence, tessera_lane_rows* rows,
+                                   tessera_error* error) {
+  if (absl::Status bad = CheckArguments(__func__, {{"sequence", sequence}, {"rows", rows}});
+      !bad.ok()) {
+    return Report(bad, error);
+  }
+  tessera_lane_rows asked = Adopt(rows, tessera_lane_rows TESSERA_LANE_ROWS_INIT);
+  // Nothing lies behind the last entry, so this asks for counts alone.
+  const bool counts = asked.entries == 0;
+  const absl::StatusOr<client::SequenceRows> read =
+      sequence->sequence.Read({.layer = asked.layer,
+                               .first_kv_head = asked.kv_head,
+                               .kv_heads = 1,
+                               .first_entry = counts ? ~std::uint64_t{0} : asked.first_entry,
+                               .entries = counts ? 1 : asked.entries,
+                               .type = client::ToElementType(asked.type)});
+  if (!read.ok()) return Report(read.status(), error);
+  const client::LaneRows& lane = read->lanes.front();
+  asked.entries = lane.positions.size();
+  asked.lane_entries = lane.lane_entries;
+  asked.tokens = read->tokens;
+  const auto hand = [](const auto& from, void* to) {
+    if (to != nullptr && !from.empty()) std::memcpy(to, from.data(), from.size() * sizeof from[0]);
+  };
+  hand(lane.key, asked.key);
+  hand(lane.value, asked.value);
+  hand(lane.positions, asked.position);
+  hand(lane.weights, asked.weight);
+  if (asked.weight != nullptr && lane.weights.empty()) {
+    std::fill_n(asked.weight, asked.entries, 1.0f);
+  }
+  asked.struct_size = rows->struct_size;
+  std::memcpy(rows, &asked, std::min(rows->struct_size, sizeof asked));
+  return Report(absl::OkStatus(), error);
+}
+
 // ---- compression
 
 tessera_code tessera_sequence_needs(const tessera_sequence* sequence, tessera_needs* needs,

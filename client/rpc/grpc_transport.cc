@@ -144,6 +144,10 @@ class GrpcTransport final : public Transport {
                     Clock::Duration timeout) override {
     return Run(&v1::Tessera::Stub::Attend, request, response, timeout);
   }
+  absl::Status Call(const v1::ReadRequest& request, v1::ReadResponse& response,
+                    Clock::Duration timeout) override {
+    return Run(&v1::Tessera::Stub::Read, request, response, timeout);
+  }
   absl::Status Call(const v1::PublishRequest& request, v1::PublishResponse& response,
                     Clock::Duration timeout) override {
     return Run(&v1::Tessera::Stub::Publish, request, response, timeout);

@@ -59,6 +59,8 @@ class Transport {
                             Clock::Duration timeout) = 0;
   virtual absl::Status Call(const v1::AttendRequest& request, v1::AttendResponse& response,
                             Clock::Duration timeout) = 0;
+  virtual absl::Status Call(const v1::ReadRequest& request, v1::ReadResponse& response,
+                            Clock::Duration timeout) = 0;
   virtual absl::Status Call(const v1::PublishRequest& request, v1::PublishResponse& response,
                             Clock::Duration timeout) = 0;
   virtual absl::Status Call(const v1::MatchRequest& request, v1::MatchResponse& response,

@@ -186,6 +186,54 @@ TEST_F(CRead, OneReadServesManyShapesAndSelections) {
   tessera_sequence_destroy(sequence);
 }
 
+TEST_F(CRead, CopiesTheRowsOfALane) {
+  SyntheticSequence truth(shape_, random_.Bits());
+  truth.Grow(kPrompt);
+  tessera_sequence* sequence = Create("dense");
+  AppendPrompt(sequence, truth);
+  Decode(sequence, truth, 3);
+  tessera_lane_rows rows = TESSERA_LANE_ROWS_INIT;
+  rows.layer = 1;
+  rows.kv_head = 1;
+  ASSERT_EQ(tessera_sequence_read(sequence, &rows, &error_), TESSERA_OK) << error_.message;
+  EXPECT_EQ(rows.entries, 0u);
+  EXPECT_EQ(rows.lane_entries, kPrompt + 3);
+  EXPECT_EQ(rows.tokens, kPrompt + 3);
+  const std::size_t dim = shape_.head_dim;
+  std::vector<std::uint16_t> key(rows.lane_entries * dim);
+  std::vector<std::uint16_t> value(key.size());
+  std::vector<std::uint64_t> positions(rows.lane_entries);
+  std::vector<float> weights(rows.lane_entries, -7);
+  rows.first_entry = 10;
+  rows.entries = rows.lane_entries;
+  rows.type = TESSERA_BF16;
+  rows.key = key.data();
+  rows.value = value.data();
+  rows.position = positions.data();
+  rows.weight = weights.data();
+  ASSERT_EQ(tessera_sequence_read(sequence, &rows, &error_), TESSERA_OK) << error_.message;
+  ASSERT_EQ(rows.entries, kPrompt + 3 - 10);
+  for (std::size_t e = 0; e < rows.entries; ++e) {
+    EXPECT_EQ(positions[e], e + 10);
+    EXPECT_EQ(weights[e], 1);
+    const auto exact_key = truth.Key(1, e + 10, 1).subspan(dim, dim);
+    const auto exact_value = truth.Value(1, e + 10, 1).subspan(dim, dim);
+    ASSERT_EQ(std::memcmp(&key[e * dim], exact_key.data(), 2 * dim), 0) << e;
+    ASSERT_EQ(std::memcmp(&value[e * dim], exact_value.data(), 2 * dim), 0) << e;
+  }
+  EXPECT_EQ(weights[rows.entries], -7) << "written behind what was read";
+  rows.entries = 5;  // fewer than there are, and no arrays but one
+  rows.value = nullptr;
+  rows.position = nullptr;
+  rows.weight = nullptr;
+  ASSERT_EQ(tessera_sequence_read(sequence, &rows, &error_), TESSERA_OK);
+  EXPECT_EQ(rows.entries, 5u);
+  rows.type = TESSERA_FP16;
+  EXPECT_EQ(tessera_sequence_read(sequence, &rows, &error_), TESSERA_INVALID_ARGUMENT);
+  EXPECT_EQ(tessera_sequence_read(sequence, nullptr, &error_), TESSERA_INVALID_ARGUMENT);
+  tessera_sequence_destroy(sequence);
+}
+
 TEST_F(CRead, RefusesWhatIsNotThere) {
   for (const bool map : {true, false}) {
     ASSERT_NO_FATAL_FAILURE(Attach(map));

@@ -62,6 +62,7 @@ class RawWorker {
                               v1::CreateSequenceResponse* response);
   grpc::Status Append(v1::AppendRequest request, v1::AppendResponse* response);
   grpc::Status Attend(v1::AttendRequest request, v1::AttendResponse* response);
+  grpc::Status Read(v1::ReadRequest request, v1::ReadResponse* response);
   grpc::Status Fork(v1::ForkRequest request, v1::ForkResponse* response);
   grpc::Status Truncate(v1::TruncateRequest request, v1::TruncateResponse* response);
   grpc::Status Handover(v1::HandoverRequest request, v1::HandoverResponse* response);

@@ -141,6 +141,53 @@ class Life(WithDaemon):
         adopted = heir.adopt(self.model(heir), sequence_id)
         self.check_against_oracle(heir, adopted, key, value)
 
+    def test_rows_are_read_back(self):
+        for mapped in (True, False):
+            worker = self.attach(map_memory=mapped)
+            sequence = worker.sequence(self.model(worker))
+            self.assertEqual(sequence.read(0)[1].key.shape, (0, self.DIM))
+            key, value = self.prompt(90)
+            sequence.append(key[:, :80], value[:, :80])
+            self.decode(worker, sequence, key[:, 80:], value[:, 80:])
+            for layer in range(self.LAYERS):
+                for lane in sequence.read(layer, dtype="bf16"):
+                    head = lane.kv_head
+                    np.testing.assert_array_equal(lane.key, key[layer, :, head])
+                    np.testing.assert_array_equal(lane.value, value[layer, :, head])
+                    np.testing.assert_array_equal(lane.positions, np.arange(90))
+                    np.testing.assert_array_equal(lane.weights, np.ones(90))
+                (lane,) = sequence.read(layer, kv_head=1, first_entry=20, entries=30)
+                np.testing.assert_array_equal(lane.key, from_bf16(key[layer, 20:50, 1]))
+                np.testing.assert_array_equal(lane.value, from_bf16(value[layer, 20:50, 1]))
+            lane.key[:] = 0  # a copy
+            self.assertTrue(sequence.read(2, kv_head=1)[0].key.any())
+            self.assertEqual(len(sequence.read(0, first_entry=100)[0].positions), 0)
+            for wrong in ({"layer": 9}, {"layer": 0, "kv_head": 7}, {"layer": 0, "dtype": "fp16"},
+                          {"layer": 0, "dtype": "int4"}):
+                with self.assertRaises(tk.InvalidArgument):
+                    sequence.read(**wrong)
+
+    def test_rows_of_a_policy_are_those_that_attention_sees(self):
+        worker = self.attach()
+        sequence = worker.sequence(
+            self.model(worker),
+            policy="snapkv:budget=0.5,window=8+mosaickv:keep=0.5,loss_k=1,loss_v=1,min_segment=32")
+        key, value = self.prompt(200)
+        query = self.rows(self.LAYERS, 200, self.QUERY_HEADS, self.DIM)
+        for layer in range(self.LAYERS):
+            sequence.observe(layer, query[layer], key[layer])
+        sequence.append(key, value)
+        sequence.compress()
+        lanes = sequence.read(1)
+        for lane in lanes:
+            self.assertLess(len(lane.positions), 150)
+            self.assertTrue((np.diff(lane.positions.astype(np.int64)) > 0).all())
+        asked = query[1, -1:]
+        out = worker.attend_rpc([sequence], 1, asked, selection=tk.Selection(rate=1))
+        wanted, _ = attention(from_bf16(asked), np.stack([lane.key for lane in lanes], 1),
+                              np.stack([lane.value for lane in lanes], 1), causal=False)
+        np.testing.assert_allclose(out, wanted, atol=0.02)
+
     def test_geometry_of_every_kind(self):
         worker = self.attach()
         layers = [tk.Layer(4, 2, 64, scale=0.1), tk.Layer(4, 4, 128, sliding_window=16),

@@ -12,6 +12,7 @@
 #include "tessera/description.h"
 #include "tessera/model.h"
 #include "tessera/prefix.h"
+#include "tessera/rows.h"
 
 namespace tessera::client {
 
@@ -115,6 +116,10 @@ class Sequence {
   absl::StatusOr<SequenceDescription> Describe(bool lanes = false) const;
   // Describe(true) with the position of every entry of every lane.
   absl::StatusOr<SequenceDescription> DescribeEntries() const;
+  // Returns decoded rows of one layer, those of its tail included, as attention sees them. Dense
+  // rows come back bit for bit. Long lanes take several messages; ABORTED if the lane changes in
+  // between, again and again.
+  absl::StatusOr<SequenceRows> Read(const RowRange& range);
   // Gives the sequence to another session of the tenant, which adopts it by its id. Sends the
   // observations to the daemon first. The handle cannot be used afterwards.
   absl::Status Handover(SessionId to);

@@ -175,6 +175,32 @@ TESSERA_API tessera_code tessera_select_json(tessera_worker* worker,
                                              const tessera_read_tensors* tensors,
                                              tessera_text* json, tessera_error* error);
 
+/* Entries of one lane, in lane order, decoded as attention sees them. Token policies may keep
+ * different entries of each kv head. Host memory. */
+typedef struct tessera_lane_rows {
+  size_t struct_size;
+  uint32_t layer;
+  uint32_t kv_head;
+  uint64_t first_entry;
+  uint64_t entries;   /* that the arrays have room for; the call sets it to how many it read */
+  tessera_type type;  /* of key and value: TESSERA_FP32 or the model's */
+  void* key;          /* [entries][head_dim]; NULL: not wanted, as for every array */
+  void* value;        /* likewise */
+  uint64_t* position; /* [entries]: the number of each entry's token */
+  float* weight;      /* [entries]: the tokens that each entry stands for */
+  /* Set by the call: the entries that the lane holds, those of the tail included, and the tokens
+   * that its layer holds. A call with `entries` 0 only asks for them. */
+  uint64_t lane_entries;
+  uint64_t tokens;
+} tessera_lane_rows;
+#define TESSERA_LANE_ROWS_INIT \
+  { sizeof(tessera_lane_rows), 0, 0, 0, 0, TESSERA_FP32, NULL, NULL, NULL, NULL, 0, 0 }
+
+/* Copies rows out of the daemon, by RPC. TESSERA_ABORTED if the lane changes meanwhile, again and
+ * again. */
+TESSERA_API tessera_code tessera_sequence_read(tessera_sequence* sequence, tessera_lane_rows* rows,
+                                               tessera_error* error);
+
 #ifdef __cplusplus
 } /* extern "C" */
 #endif

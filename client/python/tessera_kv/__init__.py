@@ -41,7 +41,7 @@ from .errors import (
 from .model import Layer, Model
 from .read import Read
 from .retry import Attempt, attempts
-from .sequence import Description, Needs, Published, Sequence
+from .sequence import Description, LaneRows, Needs, Published, Sequence
 from .step import Selection, Step
 from .worker import DEFAULT_ADDRESS, Event, Match, Tls, Worker, attach
 
@@ -50,8 +50,8 @@ __version__ = "0.1.0"
 __all__ = [
     "Aborted", "AlreadyExists", "Attempt", "Busy", "Cancelled", "DEFAULT_ADDRESS", "DataLoss",
     "DeadlineExceeded", "Description", "Error", "Event", "FailedPrecondition", "Forked", "Internal",
-    "InvalidArgument", "Layer", "LayoutError", "Match", "Model", "Needs", "NotFound", "OutOfRange",
-    "PermissionDenied", "Published", "Read", "ResourceExhausted", "RetryableError", "Selection",
-    "Sequence", "Step", "Tls", "Unauthenticated", "Unavailable", "Unimplemented", "Unknown",
-    "Worker", "WrongDevice", "attach", "attempts", "library_version",
+    "InvalidArgument", "LaneRows", "Layer", "LayoutError", "Match", "Model", "Needs", "NotFound",
+    "OutOfRange", "PermissionDenied", "Published", "Read", "ResourceExhausted", "RetryableError",
+    "Selection", "Sequence", "Step", "Tls", "Unauthenticated", "Unavailable", "Unimplemented",
+    "Unknown", "Worker", "WrongDevice", "attach", "attempts", "library_version",
 ]

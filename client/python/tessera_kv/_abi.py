@@ -347,6 +347,25 @@ class tessera_read_tensors(Structure):
     ]
 
 
+class tessera_lane_rows(Structure):
+    """Begins with its own size; the other fields are zero."""
+
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("layer", c_uint32),
+        ("kv_head", c_uint32),
+        ("first_entry", c_uint64),
+        ("entries", c_uint64),
+        ("type", c_int),
+        ("key", c_void_p),
+        ("value", c_void_p),
+        ("position", c_void_p),
+        ("weight", c_void_p),
+        ("lane_entries", c_uint64),
+        ("tokens", c_uint64),
+    ]
+
+
 # Function -> (result, arguments).
 FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "tessera_abi_version": (c_uint32, []),
@@ -410,4 +429,5 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "tessera_read_destroy": (None, [c_void_p]),
     "tessera_attend_rpc": (c_int, [c_void_p, c_void_p, c_size_t, c_uint32, c_void_p, c_void_p]),
     "tessera_select_json": (c_int, [c_void_p, c_void_p, c_uint32, c_void_p, c_void_p, c_void_p]),
+    "tessera_sequence_read": (c_int, [c_void_p, c_void_p, c_void_p]),
 }

@@ -50,6 +50,16 @@ class Description:
     raw: dict[str, Any]
 
 
+class LaneRows(NamedTuple):
+    """Entries of one lane, in lane order: the kv heads of a layer may keep different ones."""
+
+    kv_head: int
+    key: Any  # [entries, head_dim], as attention sees them; a copy
+    value: Any
+    positions: Any  # [entries]: the number of each entry's token
+    weights: Any  # [entries]: the tokens that each entry stands for
+
+
 class Published(NamedTuple):
     prefix: int  # id, for `Worker.free_prefix`
     deduplicated: bool  # another worker had published these tokens before
@@ -125,6 +135,62 @@ class Sequence:
         found = self._describe(2 if entries else 1 if lanes else 0)
         fields = {name: found[name] for name in Description.__dataclass_fields__ if name != "raw"}
         return Description(**fields, raw=found)
+
+    def read(self, layer: int, *, kv_head: int | None = None, first_entry: int = 0,
+             entries: int | None = None, dtype: str = "fp32") -> list[LaneRows]:
+        """Copies rows of a layer out of the daemon, one `LaneRows` of numpy arrays per kv head.
+
+        Rows of any form are decoded; dense rows come back bit for bit. `entries`: how many of each
+        lane from `first_entry` on, all by default. `dtype`: "fp32" or the model's; bf16 rows are
+        arrays of uint16, which carry the bits.
+        """
+        heads = range(self.model.layer(layer).kv_heads)
+        if kv_head is not None:
+            heads = range(kv_head, kv_head + 1)
+        kind = _arrays.TYPES.get(dtype)
+        if kind is None:
+            raise InvalidArgument(
+                f'dtype is "{dtype}"; known are {", ".join(_arrays.TYPES)}', "argument"
+            )
+        with self._call() as (pointer, error, argument):
+            return [self._read_lane(pointer, error, argument, layer, head, first_entry, entries,
+                                    kind) for head in heads]
+
+    def _read_lane(self, pointer: int, error: _abi.tessera_error, argument: object, layer: int,
+                   head: int, first: int, entries: int | None, kind: int) -> LaneRows:
+        import numpy
+
+        def ask(room: int, arrays: tuple[Any, ...]) -> _abi.tessera_lane_rows:
+            call = _abi.tessera_lane_rows()
+            call.struct_size = ctypes.sizeof(call)
+            call.layer, call.kv_head, call.type = layer, head, kind
+            call.first_entry, call.entries = first, room
+            if arrays:
+                call.key, call.value, call.position, call.weight = (
+                    array.ctypes.data for array in arrays
+                )
+            check(
+                _library.slow.tessera_sequence_read(pointer, ctypes.byref(call), argument), error
+            )
+            return call
+
+        item = {_arrays.FP32: numpy.float32, _arrays.FP16: numpy.float16}.get(kind, numpy.uint16)
+        shape = (self.model.layer(layer).head_dim,)
+        held = ask(0, ()).lane_entries
+        while True:
+            room = max(held - first, 0)
+            if entries is not None:
+                room = min(room, entries)
+            arrays = (
+                numpy.empty((room, *shape), item), numpy.empty((room, *shape), item),
+                numpy.empty(room, numpy.uint64), numpy.empty(room, numpy.float32),
+            )
+            if room == 0:
+                return LaneRows(head, *arrays)
+            call = ask(room, arrays)
+            if call.lane_entries == held:
+                return LaneRows(head, *arrays)
+            held = call.lane_entries  # compressed meanwhile
 
     # ---- prompts
 

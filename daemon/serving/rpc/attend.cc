@@ -98,18 +98,10 @@ class Attention {
   }
 
   absl::Status ChooseOutputType() {
-    output_type_ = geometry_.type;
-    if (request_.output_dtype() == v1::DTYPE_UNSPECIFIED) return absl::OkStatus();
-    absl::StatusOr<kernels::ElementType> type =
-        ToElementType(request_.output_dtype(), "output_dtype");
-    if (!type.ok()) return type.status();
-    if (*type != geometry_.type && *type != kernels::ElementType::kFp32) {
-      return absl::InvalidArgumentError(Concat("output_dtype is ", kernels::ElementName(*type),
-                                               "; use fp32 or the model's type, ",
-                                               kernels::ElementName(geometry_.type)));
-    }
-    output_type_ = *type;
-    return absl::OkStatus();
+    const absl::StatusOr<kernels::ElementType> type =
+        AnswerType(request_.output_dtype(), "output_dtype", geometry_);
+    if (type.ok()) output_type_ = *type;
+    return type.status();
   }
 
   // Checks all sizes before the first byte is copied.

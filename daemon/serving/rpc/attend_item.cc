@@ -69,6 +69,16 @@ absl::StatusOr<kernels::LayerGeometry> FindLayer(const cache::Model& model, std:
       Concat("layer is ", layer, "; the model has ", model.layers(), " layers"));
 }
 
+absl::StatusOr<kernels::ElementType> AnswerType(v1::DType asked, std::string_view field,
+                                                const kernels::LayerGeometry& geometry) {
+  if (asked == v1::DTYPE_UNSPECIFIED) return geometry.type;
+  const absl::StatusOr<kernels::ElementType> type = ToElementType(asked, field);
+  if (!type.ok() || *type == geometry.type || *type == kernels::ElementType::kFp32) return type;
+  return absl::InvalidArgumentError(Concat(field, " is ", kernels::ElementName(*type),
+                                           "; use fp32 or the model's type, ",
+                                           kernels::ElementName(geometry.type)));
+}
+
 absl::Status FindQuery(const v1::Tensor& query, const kernels::LayerGeometry& geometry,
                        std::uint64_t most, const cache::SessionState& session, AttendItem& item) {
   absl::StatusOr<TensorBytes> asked =

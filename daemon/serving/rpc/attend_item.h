@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -41,6 +42,11 @@ inline constexpr std::uint64_t kMaxScores = std::uint64_t{1} << 28;
 absl::StatusOr<cache::Residence> FindLive(const Caller& caller, std::uint64_t id);
 // The geometry of a layer. INVALID_ARGUMENT if the model does not have it.
 absl::StatusOr<kernels::LayerGeometry> FindLayer(const cache::Model& model, std::uint32_t layer);
+
+// The element type of an answer: the layer's if `asked` is unspecified. INVALID_ARGUMENT for
+// another type than the layer's or fp32; `field` is its name.
+absl::StatusOr<kernels::ElementType> AnswerType(v1::DType asked, std::string_view field,
+                                                const kernels::LayerGeometry& geometry);
 
 // Locates the item's query and checks its type and shape; at most `most` rows.
 absl::Status FindQuery(const v1::Tensor& query, const kernels::LayerGeometry& geometry,

@@ -13,6 +13,7 @@
 #include "daemon/serving/rpc/fork.h"
 #include "daemon/serving/rpc/observe.h"
 #include "daemon/serving/rpc/publish.h"
+#include "daemon/serving/rpc/read.h"
 #include "daemon/serving/rpc/select.h"
 
 namespace tessera::serving {
@@ -198,6 +199,13 @@ absl::Status WorkerService::HandleSelect(const Caller& caller, const v1::SelectR
   absl::StatusOr<Admission::Place> place = Enter(attention_, caller);
   if (!place.ok()) return place.status();
   return serving::Select(services_, caller, request, response);
+}
+
+absl::Status WorkerService::HandleRead(const Caller& caller, const v1::ReadRequest& request,
+                                       v1::ReadResponse& response) {
+  absl::StatusOr<Admission::Place> place = Enter(description_, caller);
+  if (!place.ok()) return place.status();
+  return serving::Read(services_, caller, request, response);
 }
 
 absl::Status WorkerService::HandlePublish(const Caller& caller, const v1::PublishRequest& request,

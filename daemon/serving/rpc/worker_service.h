@@ -50,9 +50,9 @@ using WorkerServiceBase =
           v1::Tessera::WithRawCallbackMethod_Handover, v1::Tessera::WithRawCallbackMethod_Free,
           v1::Tessera::WithRawCallbackMethod_Append, v1::Tessera::WithRawCallbackMethod_Compress,
           v1::Tessera::WithRawCallbackMethod_Observe, v1::Tessera::WithRawCallbackMethod_Select,
-          v1::Tessera::WithRawCallbackMethod_Attend, v1::Tessera::WithRawCallbackMethod_Publish,
-          v1::Tessera::WithRawCallbackMethod_Offload, v1::Tessera::WithRawCallbackMethod_Restore,
-          v1::Tessera::WithRawCallbackMethod_Describe,
+          v1::Tessera::WithRawCallbackMethod_Attend, v1::Tessera::WithRawCallbackMethod_Read,
+          v1::Tessera::WithRawCallbackMethod_Publish, v1::Tessera::WithRawCallbackMethod_Offload,
+          v1::Tessera::WithRawCallbackMethod_Restore, v1::Tessera::WithRawCallbackMethod_Describe,
           v1::Tessera::WithRawCallbackMethod_Stats>::Type;
 
 // Owned by the Server. Thread-safe.
@@ -189,6 +189,7 @@ class WorkerService final : public WorkerServiceBase {
   TESSERA_RPC(Observe, kChanges)
   TESSERA_RPC(Select, kReads)
   TESSERA_RPC(Attend, kReads)
+  TESSERA_RPC(Read, kReads)
   TESSERA_RPC(Publish, kChanges)
   TESSERA_RPC(Offload, kChanges)
   TESSERA_RPC(Restore, kChanges)

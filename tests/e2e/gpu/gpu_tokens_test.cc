@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "tests/e2e/gpu/emulated_gpu.h"
-#include "tests/e2e/tokens/token_lanes.h"
+#include "tests/e2e/row_lanes.h"
 
 namespace tessera {
 namespace {
@@ -214,6 +214,37 @@ TEST_F(ChoicesOnGpu, AreThoseOfTheCpuWhileDecoding) {
     }
     ExpectAlike(on_gpu, on_cpu);
     EXPECT_EQ(Lane(Entries(on_cpu), 0).entries(), 40u);
+  }
+}
+
+class RowsOnGpu : protected WithEmulatedGpu, public RowLanes {
+ protected:
+  RowsOnGpu() : RowLanes(gpu.StartDaemon({"--device=cuda:0"}), &gpu.platform) {}
+};
+
+TEST_F(RowsOnGpu, AreReadFromItsMemory) {
+  Shape({.layers = 1, .query_heads = 2, .kv_heads = 2, .head_dim = 64});
+  for (const std::string& policy :
+       {std::string("dense"), "snapkv:budget=0.3,window=16" + kAllChannels,
+        std::string("mosaickv:keep=0.25,loss_k=1,loss_v=1,recent=0,min_segment=32+int8"),
+        std::string("semanticache:tau=0,sink=0,recent=0")}) {
+    SCOPED_TRACE(policy);
+    client::Sequence sequence = NewSequence(policy);
+    SyntheticSequence truth(shape_, random_.Bits());
+    Append(sequence, truth, 150);
+    ASSERT_TRUE(sequence.ObserveTokens(0, std::vector<std::uint32_t>(150, 7)).ok());
+    Compress(sequence);
+    for (int i = 0; i < 5; ++i) Decode(sequence, truth);
+    ASSERT_NO_FATAL_FAILURE(ExpectDescribed(sequence));
+    EXPECT_LE(Difference(sequence, truth), 0.015);
+    if (policy != "dense") continue;
+    for (const LaneRows& lane : Read(sequence, {}).lanes) {
+      ASSERT_EQ(lane.positions.size(), 155u);
+      for (std::size_t e = 0; e < 155; ++e) {
+        const auto key = truth.Key(0, e, 1).subspan(std::size_t{lane.kv_head} * 64, 64);
+        ASSERT_EQ(std::memcmp(lane.key.data() + e * 128, key.data(), 128), 0) << e;
+      }
+    }
   }
 }
 

@@ -77,6 +77,9 @@ class MappedDaemon::FakeTransport final : public client::Transport {
   absl::Status Call(const v1::SelectRequest&, v1::SelectResponse&, Clock::Duration) override;
   absl::Status Call(const v1::AttendRequest&, v1::AttendResponse&, Clock::Duration) override;
   // MappedDaemon does not publish prefixes.
+  absl::Status Call(const v1::ReadRequest&, v1::ReadResponse&, Clock::Duration) override {
+    return absl::UnimplementedError("the fake daemon decodes no rows");
+  }
   absl::Status Call(const v1::PublishRequest&, v1::PublishResponse&, Clock::Duration) override {
     return absl::UnimplementedError("this daemon has no prefixes");
   }

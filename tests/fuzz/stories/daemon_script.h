@@ -26,7 +26,7 @@ namespace tessera::fuzz {
   X(Fork)                                                                                        \
   X(Truncate)                                                                                    \
   X(Handover) X(Free) X(Append) X(Compress) X(Observe) X(Select) X(Attend) X(Publish) X(Offload) \
-      X(Restore) X(Describe) X(Stats)
+      X(Restore) X(Describe) X(Stats) X(Read)
 // SetPolicy and the other admin RPCs. Requests are listed where their names differ from the
 // method's.
 #define TESSERA_FUZZ_ADMIN_RPCS(X) \

@@ -211,6 +211,7 @@ class LocalTransport final : public client::Transport {
   TESSERA_CALL(Observe)
   TESSERA_CALL(Select)
   TESSERA_CALL(Attend)
+  TESSERA_CALL(Read)
   TESSERA_CALL(Publish)
   TESSERA_CALL(Offload)
   TESSERA_CALL(Restore)

@@ -27,6 +27,7 @@ std::string PackAndMove() {
   v1::AttendRequest attend = SeedAttend();
   attend.mutable_items(0)->mutable_selection()->set_entries(16);
   script.Add(Op::kAttend, attend);
+  script.Add(Op::kRead, v1::ReadRequest());
   script.Add(Op::kOffload, v1::OffloadRequest());
   script.Add(Op::kAttend, SeedAttend());
   script.Add(Op::kOffload, v1::OffloadRequest());
@@ -92,6 +93,11 @@ std::string Prompt(const std::string& policy) {
   append.set_end_of_prompt(true);
   script.Add(Op::kAppend, append);
   script.Add(Op::kJobs, std::string(1, '\x20'));
+  v1::ReadRequest read;
+  read.set_dtype(v1::DTYPE_FP32);
+  read.set_first_entry(10);
+  read.set_entries(70);
+  script.Add(Op::kRead, read);
   script.Add(Op::kOffload, v1::OffloadRequest());
   script.Add(Op::kAttend, SeedAttend());
   return script.bytes();

@@ -252,6 +252,7 @@ std::map<std::string, Call> NullCalls() {
        [](auto* e) { return tessera_attend_rpc(nullptr, nullptr, 1, 0, nullptr, e); }},
       {"tessera_select_json",
        [](auto* e) { return tessera_select_json(nullptr, nullptr, 0, nullptr, nullptr, e); }},
+      {"tessera_sequence_read", [](auto* e) { return tessera_sequence_read(nullptr, nullptr, e); }},
   };
 }
 

@@ -28,10 +28,12 @@ int InitializersAreRight(void) {
   const tessera_read_options read = TESSERA_READ_OPTIONS_INIT;
   const tessera_read_tensors queries = TESSERA_READ_TENSORS_INIT;
   const tessera_selection selection = TESSERA_SELECTION_INIT;
+  const tessera_lane_rows rows = TESSERA_LANE_ROWS_INIT;
   const tessera_event event = TESSERA_EVENT_INIT;
   return attach.struct_size == sizeof attach && attach.map_memory == 1 &&
          attach.reattach_timeout_ms == 60000 && model.struct_size == sizeof model &&
          layer.struct_size == sizeof layer && layer.query_heads == 0 && layer.sinks == NULL && model.type == TESSERA_BF16 &&
+         rows.struct_size == sizeof rows && rows.type == TESSERA_FP32 && rows.tokens == 0 &&
          append.struct_size == sizeof append && observation.struct_size == sizeof observation &&
          step.struct_size == sizeof step && step.new_tokens == 1 && step.timeout_ms == 1000 &&
          tensors.struct_size == sizeof tensors && tensors.output_type == TESSERA_FP32 &&
