@@ -182,7 +182,8 @@ DaemonInfo FromProto(const v1::Welcome& welcome) {
           .max_message_bytes = welcome.max_message_bytes(),
           .staging_bytes = welcome.staging_bytes(),
           .prefix_hash = welcome.prefix_hash(),
-          .prefix_hash_seed = welcome.prefix_hash_seed()};
+          .prefix_hash_seed = welcome.prefix_hash_seed(),
+          .pin_limit = std::chrono::milliseconds(welcome.pin_limit_ms())};
 }
 
 }  // namespace tessera::client

@@ -49,6 +49,20 @@ absl::Status CheckArguments(const char* call, std::initializer_list<CArgument> a
 
 }  // namespace tessera::client
 
+namespace {
+
+// Of a model or a layer.
+client::Rope RopeOf(const auto& given) {
+  client::Rope rope = {.theta = given.rope_theta, .interleaved = given.rope_interleaved != 0};
+  if (given.rope_frequencies != nullptr) {
+    rope.frequencies.assign(given.rope_frequencies,
+                            given.rope_frequencies + given.rope_frequency_count);
+  }
+  return rope;
+}
+
+}  // namespace
+
 extern "C" {
 
 uint32_t tessera_abi_version(void) { return TESSERA_ABI_VERSION; }
@@ -64,6 +78,11 @@ tessera_code tessera_attach(const tessera_attach_options* options, tessera_worke
   }
   const tessera_attach_options given =
       Adopt(options, tessera_attach_options TESSERA_ATTACH_OPTIONS_INIT);
+  if (absl::Status bad = CheckArguments(
+          __func__, {{"options->cache_salt", given.cache_salt, given.cache_salt_bytes}});
+      !bad.ok()) {
+    return Report(bad, error);
+  }
   client::AttachOptions attach;
   if (given.address != nullptr) attach.address = given.address;
   attach.device = Text(given.device);
@@ -90,6 +109,8 @@ tessera_code tessera_attach(const tessera_attach_options* options, tessera_worke
   if (given.tls != 0 || tls != client::TlsOptions()) attach.tls = tls;
   attach.implementation = Text(given.implementation);
   if (given.prefix_hash != nullptr) attach.prefix_hash = given.prefix_hash;
+  attach.cache_salt = client::ByteString(given.cache_salt, given.cache_salt_bytes);
+  attach.pin_limit = std::chrono::milliseconds(given.pin_limit_ms);
   auto made = std::make_unique<tessera_worker>();
   made->events = std::make_unique<client::CEvents>();
   made->events->Listen(attach);
@@ -194,20 +215,19 @@ tessera_code tessera_register_model(tessera_worker* worker, const tessera_model_
   }
   const tessera_model_options given =
       Adopt(options, tessera_model_options TESSERA_MODEL_OPTIONS_INIT);
-  if (absl::Status bad =
-          CheckArguments(__func__, {{"options->layers", given.layers, given.layer_count}});
+  if (absl::Status bad = CheckArguments(
+          __func__, {{"options->layers", given.layers, given.layer_count},
+                     {"options->weights_id", given.weights_id, given.weights_id_bytes},
+                     {"options->adapter_id", given.adapter_id, given.adapter_id_bytes}});
       !bad.ok()) {
     return Report(bad, error);
   }
   client::ModelGeometry geometry;
+  geometry.weights_id = client::ByteString(given.weights_id, given.weights_id_bytes);
+  geometry.adapter_id = client::ByteString(given.adapter_id, given.adapter_id_bytes);
   geometry.name = Text(given.name);
   geometry.type = client::ToElementType(given.type);
-  geometry.rope.theta = given.rope_theta;
-  geometry.rope.interleaved = given.rope_interleaved != 0;
-  if (given.rope_frequencies != nullptr) {
-    geometry.rope.frequencies.assign(given.rope_frequencies,
-                                     given.rope_frequencies + given.rope_frequency_count);
-  }
+  geometry.rope = RopeOf(given);
   if (given.delimiter_token_ids != nullptr) {
     geometry.delimiter_token_ids.assign(given.delimiter_token_ids,
                                         given.delimiter_token_ids + given.delimiter_count);
@@ -239,6 +259,7 @@ tessera_code tessera_register_model(tessera_worker* worker, const tessera_model_
     if (layer.sinks != nullptr) {
       geometry.layers.back().sinks.assign(layer.sinks, layer.sinks + layer.query_heads);
     }
+    if (layer.has_rope != 0) geometry.layers.back().rope = RopeOf(layer);
   }
   absl::StatusOr<client::Model> registered = worker->worker->RegisterModel(geometry);
   if (registered.ok()) *model = new tessera_model{*std::move(registered)};

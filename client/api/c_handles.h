@@ -63,6 +63,10 @@ inline std::span<const std::byte> Bytes(const void* data, std::size_t size) {
   return {static_cast<const std::byte*>(data), size};
 }
 
+inline std::string ByteString(const void* data, std::size_t size) {
+  return size == 0 ? std::string() : std::string(static_cast<const char*>(data), size);
+}
+
 inline tessera_code Hand(absl::StatusOr<Sequence> sequence, tessera_sequence** out,
                          tessera_error* error) {
   if (sequence.ok()) *out = new tessera_sequence{*std::move(sequence)};

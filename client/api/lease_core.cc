@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <limits>
 #include <random>
 #include <system_error>
 #include <thread>
@@ -219,6 +220,11 @@ v1::Hello Core::MakeHello() {
   if (options_.prefix_hash_seed.has_value()) {
     hello.set_prefix_hash_seed(*options_.prefix_hash_seed);
   }
+  hello.set_cache_salt(options_.cache_salt);
+  // The daemon refuses what lies outside its limits, so nothing may become 0, its default.
+  hello.set_pin_limit_ms(static_cast<std::uint32_t>(
+      std::clamp<std::int64_t>(options_.pin_limit.count(), options_.pin_limit.count() != 0,
+                               std::numeric_limits<std::uint32_t>::max())));
   MutexLock lock(mutex_);
   hello.set_previous_instance(instance_);
   for (const std::weak_ptr<SequenceState>& weak : sequences_) {

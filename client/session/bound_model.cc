@@ -28,6 +28,14 @@ std::vector<std::vector<float>> Sinks(const ModelGeometry& geometry) {
   return sinks;
 }
 
+void FillRope(const Rope& rope, v1::Rope& out) {
+  out.set_theta(rope.theta);
+  out.set_interleaved(rope.interleaved);
+  out.set_scaling(rope.scaling);
+  out.set_scaling_factor(rope.scaling_factor);
+  out.mutable_frequency()->Add(rope.frequencies.begin(), rope.frequencies.end());
+}
+
 absl::Status CheckLayer(std::size_t index, const LayerGeometry& layer) {
   const auto refuse = [index](const auto&... text) {
     return absl::InvalidArgumentError(Concat("layer ", index, ": ", text...));
@@ -71,14 +79,11 @@ v1::ModelGeometry ToProto(const ModelGeometry& geometry) {
     out.set_sliding_window(layer.sliding_window);
     out.set_logit_softcap(layer.logit_softcap);
     out.mutable_sinks()->Add(layer.sinks.begin(), layer.sinks.end());
+    if (layer.rope.has_value()) FillRope(*layer.rope, *out.mutable_rope());
   }
-  proto.mutable_rope()->set_theta(geometry.rope.theta);
-  proto.mutable_rope()->set_interleaved(geometry.rope.interleaved);
-  proto.mutable_rope()->set_scaling(geometry.rope.scaling);
-  proto.mutable_rope()->set_scaling_factor(geometry.rope.scaling_factor);
-  for (const double frequency : geometry.rope.frequencies) {
-    proto.mutable_rope()->add_frequency(frequency);
-  }
+  FillRope(geometry.rope, *proto.mutable_rope());
+  proto.set_weights_id(geometry.weights_id);
+  proto.set_adapter_id(geometry.adapter_id);
   proto.mutable_delimiter_token_ids()->Add(geometry.delimiter_token_ids.begin(),
                                            geometry.delimiter_token_ids.end());
   return proto;

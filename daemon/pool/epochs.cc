@@ -54,8 +54,7 @@ void Epochs::Retire(Garbage garbage, std::uint64_t bytes) {
     if (!blockers.empty()) {
       waiting_bytes_.fetch_add(bytes, std::memory_order_relaxed);
       started_waiting = waiting_.empty();
-      waiting_.push_back({std::move(garbage), bytes, options_.clock->Now() + options_.pin_limit,
-                          std::move(blockers)});
+      waiting_.push_back({std::move(garbage), bytes, options_.clock->Now(), std::move(blockers)});
       garbage = nullptr;
     }
   }
@@ -70,7 +69,8 @@ void Epochs::Thin(Batch& batch, Clock::TimePoint now) {
   std::erase_if(batch.blockers, [&](const Blocker& blocker) {
     shm::Word& slot = blocker.source->slots[blocker.slot].word;
     if (slot.load(std::memory_order_seq_cst) != blocker.word) return true;
-    if (now < batch.deadline || !blocker.source->revocable) return false;
+    const Clock::Duration limit = blocker.source->limit.value_or(options_.pin_limit);
+    if (now - batch.retired < limit || !blocker.source->revocable) return false;
     // If the exchange fails, the reader has just moved on. Either way it no longer blocks.
     if (shm::Revoke(slot, blocker.word)) revoked_.fetch_add(1, std::memory_order_relaxed);
     return true;

@@ -8,7 +8,8 @@
 // Invariants:
 // - A batch's set of blockers only shrinks: a slot that has moved on cannot block it again,
 // whatever
-//   a worker writes there. A batch therefore waits at most `pin_limit` after it was retired.
+//   a worker writes there. A batch therefore waits at most for the longest limit of its readers
+//   after it was retired.
 // - Garbage is destroyed outside the lock, in any order.
 #pragma once
 
@@ -34,7 +35,8 @@ namespace tessera::pool {
 struct PinSource {
   shm::ReaderSlot* slots = nullptr;
   std::uint32_t count = 0;
-  bool revocable = true;  // false for the daemon's own readers, which never hang
+  bool revocable = true;                   // false for the daemon's own readers, which never hang
+  std::optional<Clock::Duration> limit{};  // instead of Options::pin_limit
 };
 
 class Epochs {
@@ -45,7 +47,7 @@ class Epochs {
   struct Options {
     shm::Word* epoch;
     const Clock* clock;
-    Clock::Duration pin_limit;
+    Clock::Duration pin_limit;  // of sources without a limit of their own
     // Called outside the lock when the first batch starts to wait, so that the owner of the timer
     // calls Collect.
     std::function<void()> on_waiting;
@@ -81,7 +83,7 @@ class Epochs {
   struct Batch {
     Garbage garbage;
     std::uint64_t bytes;
-    Clock::TimePoint deadline;
+    Clock::TimePoint retired;
     std::vector<Blocker> blockers;
   };
 

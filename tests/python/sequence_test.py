@@ -122,6 +122,52 @@ class Life(WithDaemon):
         other = publisher.match(model, [1] * 64, will_compute=True)
         other.withdraw()
 
+    def test_prefixes_of_other_weights_and_salts_are_not_found(self):
+        ids = list(range(64))
+        key, value = self.prompt(64)
+        plain, salted = self.attach(), self.attach(cache_salt="red")
+        same, other = self.attach(cache_salt=b"red"), self.attach(cache_salt="blue")
+        publisher = salted.sequence(self.model(salted, weights_id=b"\0one", adapter_id="lora"))
+        publisher.append(key, value)
+        publisher.publish(ids)
+        for worker, weights, adapter, tokens in (
+            (same, b"\0one", b"lora", 64), (same, b"\0two", b"lora", 0), (same, b"\0one", b"", 0),
+            (same, b"", b"", 0), (other, b"\0one", b"lora", 0), (plain, b"\0one", b"lora", 0),
+        ):
+            model = self.model(worker, weights_id=weights, adapter_id=adapter)
+            self.assertEqual(worker.match(model, ids).tokens, tokens, (weights, adapter))
+        with self.assertRaises(tk.InvalidArgument):
+            self.model(plain, weights_id="x" * 65)
+        with self.assertRaises(tk.InvalidArgument):
+            self.attach(cache_salt="x" * 65)
+
+    def test_a_worker_may_take_longer_for_its_steps(self):
+        usual = self.attach().welcome()["pin_limit_ms"]
+        self.assertEqual(self.attach(pin_limit=30).welcome()["pin_limit_ms"], 30_000)
+        self.assertNotEqual(usual, 30_000)
+        with self.assertRaises(tk.InvalidArgument):
+            self.attach(pin_limit=0.0001)
+
+    def test_layers_have_rotary_positions_of_their_own(self):
+        worker = self.attach()
+        layers = [tk.Layer(2, 1, 64), tk.Layer(2, 1, 64, rope_theta=1e6),
+                  tk.Layer(2, 1, 64, rope_theta=1e6, rope_frequencies=(0.5, 0.25)),
+                  tk.Layer(2, 1, 64)]
+        one = worker.model("two bases", layers=layers, rope_theta=1e4)
+        self.assertEqual(one.layers[1].rope_theta, 1e6)
+        sequence = worker.sequence(one, policy="lacache:budget=64,span=2,overlap=1,pos=slot")
+        self.assertIn("pos=slot", sequence.policy)
+        layers[1] = tk.Layer(2, 1, 64, rope_theta=1e5)
+        with self.assertRaises(tk.AlreadyExists):
+            worker.model("two bases", layers=layers, rope_theta=1e4)
+        layers[1] = tk.Layer(2, 1, 64, rope_theta=0)
+        without = worker.model("no positions", layers=layers, rope_theta=1e4)
+        with self.assertRaisesRegex(tk.InvalidArgument, "layer 1 .* no rotary positions"):
+            worker.sequence(without, policy="lacache:budget=64,span=2,overlap=1,pos=slot")
+        layers[1] = tk.Layer(2, 1, 64, rope_theta=1e5, rope_frequencies=[0.5] * 33)
+        with self.assertRaisesRegex(tk.InvalidArgument, "33 rope frequencies"):
+            worker.model("many", layers=layers, rope_theta=1e4)
+
     def test_offload_restore_and_handover(self):
         worker, heir = self.attach(), self.attach()
         sequence = worker.sequence(self.model(worker))

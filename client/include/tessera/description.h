@@ -132,6 +132,7 @@ struct DaemonInfo {
   std::uint64_t staging_bytes = 0;
   std::string prefix_hash;  // "xxh3-128/32"
   std::uint64_t prefix_hash_seed = 0;
+  std::chrono::milliseconds pin_limit{0};  // a step that takes longer may fail with ABORTED
 };
 
 }  // namespace tessera::client

@@ -61,6 +61,11 @@ struct AttachOptions {
   // Unset: the daemon's choice (Worker::daemon).
   std::optional<std::string> prefix_hash;  // "xxh3-128/32"
   std::optional<std::uint64_t> prefix_hash_seed;
+  // Sets this worker's prefixes apart from those of workers with another salt; at most 64 bytes.
+  std::string cache_salt;
+  // How long a step may take while memory of the tenant waits to be freed: 10 ms to 10 minutes. A
+  // longer one may fail with ABORTED. Zero: the daemon's choice (Worker::daemon).
+  std::chrono::milliseconds pin_limit{0};
   // False, or an address of another machine: everything goes through RPC.
   bool map_memory = true;
   ReattachPolicy reattach;

@@ -135,11 +135,17 @@ typedef struct tessera_attach_options {
   const char* device;
   const char* implementation; /* of the attention kernels: "avx2", ...; NULL: the fastest here */
   const char* prefix_hash;    /* which the daemon must use, "xxh3-128/32"; NULL: any */
+  /* Sets this worker's prefixes apart from those of workers with another salt; at most 64 bytes. */
+  const void* cache_salt;
+  size_t cache_salt_bytes;
+  /* How long a step may take while memory of the tenant waits to be freed, 10 to 600000; a longer
+   * one may answer TESSERA_ABORTED. 0: the daemon's choice; see tessera_welcome_json. */
+  uint32_t pin_limit_ms;
 } tessera_attach_options;
 #define TESSERA_ATTACH_OPTIONS_INIT                                                             \
   {                                                                                             \
     sizeof(tessera_attach_options), NULL, NULL, NULL, NULL, 0, 0, 1, 0, 10000, 60000, 60000, 0, \
-        NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL                                    \
+        NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, 0, 0                        \
   }
 
 TESSERA_API tessera_code tessera_attach(const tessera_attach_options* options,
@@ -201,9 +207,14 @@ typedef struct tessera_layer {
   uint32_t sliding_window; /* 0: none */
   float logit_softcap;     /* 0: none */
   const float* sinks;      /* one per query head, or NULL */
+  int32_t has_rope;        /* 1: the following fields describe this layer; 0: it has the model's */
+  int32_t rope_interleaved;
+  double rope_theta;
+  const double* rope_frequencies;
+  size_t rope_frequency_count;
 } tessera_layer;
 #define TESSERA_LAYER_INIT \
-  { sizeof(tessera_layer), 0, 0, 0, 0, 0, 0, NULL }
+  { sizeof(tessera_layer), 0, 0, 0, 0, 0, 0, NULL, 0, 0, 0, NULL, 0 }
 
 typedef struct tessera_model_options {
   size_t struct_size;
@@ -219,9 +230,18 @@ typedef struct tessera_model_options {
   /* The tokens that end a chunk of text, for policies that split text into chunks; or NULL. */
   const uint32_t* delimiter_token_ids;
   size_t delimiter_count;
+  /* A hash or a revision of the weights, and of an adapter (LoRA) on them; at most 64 bytes each.
+   * Prefixes of other weights are never found, even under the same name. NULL: unknown. */
+  const void* weights_id;
+  size_t weights_id_bytes;
+  const void* adapter_id;
+  size_t adapter_id_bytes;
 } tessera_model_options;
-#define TESSERA_MODEL_OPTIONS_INIT \
-  { sizeof(tessera_model_options), NULL, TESSERA_BF16, NULL, 0, 0, 0, NULL, 0, NULL, 0 }
+#define TESSERA_MODEL_OPTIONS_INIT                                                               \
+  {                                                                                              \
+    sizeof(tessera_model_options), NULL, TESSERA_BF16, NULL, 0, 0, 0, NULL, 0, NULL, 0, NULL, 0, \
+        NULL, 0                                                                                  \
+  }
 
 /* Counts the tokens whose texts consist only of . , ? ! ; : and white space. texts[i] is the text
  * of token i. Their ids are written to `ids`, ascending, unless it is NULL. */

@@ -115,6 +115,9 @@ class tessera_attach_options(Structure):
         ("device", c_char_p),
         ("implementation", c_char_p),
         ("prefix_hash", c_char_p),
+        ("cache_salt", c_void_p),
+        ("cache_salt_bytes", c_size_t),
+        ("pin_limit_ms", c_uint32),
     ]
 
 
@@ -143,6 +146,11 @@ class tessera_layer(Structure):
         ("sliding_window", c_uint32),
         ("logit_softcap", c_float),
         ("sinks", c_void_p),
+        ("has_rope", c_int32),
+        ("rope_interleaved", c_int32),
+        ("rope_theta", c_double),
+        ("rope_frequencies", c_void_p),
+        ("rope_frequency_count", c_size_t),
     ]
 
 
@@ -161,6 +169,10 @@ class tessera_model_options(Structure):
         ("rope_frequency_count", c_size_t),
         ("delimiter_token_ids", c_void_p),
         ("delimiter_count", c_size_t),
+        ("weights_id", c_void_p),
+        ("weights_id_bytes", c_size_t),
+        ("adapter_id", c_void_p),
+        ("adapter_id_bytes", c_size_t),
     ]
 
 

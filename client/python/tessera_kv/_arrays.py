@@ -225,3 +225,13 @@ def tokens_of(ids: Any) -> Any:
         ids = ids.tolist()
     values = list(ids)
     return (ctypes.c_uint32 * len(values))(*values)
+
+
+def set_bytes(target: Any, field: str, value: bytes | str, keep: list[Any]) -> None:
+    """Sets a field of bytes, and the field that has their number. `keep`: what must stay alive."""
+    data = value.encode() if isinstance(value, str) else bytes(value)
+    if data:
+        buffer = (ctypes.c_char * len(data)).from_buffer_copy(data)
+        keep.append(buffer)
+        setattr(target, field, ctypes.addressof(buffer))
+        setattr(target, f"{field}_bytes", len(data))

@@ -16,7 +16,7 @@ class Layer:
     """One attention layer. `head_dim` is 64, 128 or 256; `query_heads` a multiple of `kv_heads`.
 
     `scale` 0 means 1 / sqrt(head_dim); `sliding_window` and `logit_softcap` 0 mean none; `sinks`
-    has one logit per query head, or none.
+    has one logit per query head, or none. `rope_theta` None: the layer has the model's RoPE.
     """
 
     query_heads: int
@@ -26,6 +26,9 @@ class Layer:
     sliding_window: int = 0
     logit_softcap: float = 0.0
     sinks: tuple[float, ...] = ()
+    rope_theta: float | None = None
+    rope_interleaved: bool = False
+    rope_frequencies: tuple[float, ...] = ()
 
 
 class Model:
@@ -54,6 +57,19 @@ class Model:
         return f"<tessera_kv.Model {self.name!r}: {len(self.layers)} layers, {self.dtype}>"
 
 
+def _set_rope(target: Any, theta: float, interleaved: bool, frequencies: Iterable[float],
+              keep: list[Any]) -> None:
+    """Sets the RoPE of a layer or a model."""
+    target.rope_theta = theta
+    target.rope_interleaved = interleaved
+    values = [float(value) for value in frequencies]
+    if values:
+        numbers = (ctypes.c_double * len(values))(*values)
+        keep.append(numbers)
+        target.rope_frequencies = ctypes.addressof(numbers)
+        target.rope_frequency_count = len(values)
+
+
 def register(
     worker: int,
     name: str,
@@ -63,6 +79,8 @@ def register(
     rope_interleaved: bool,
     rope_frequencies: Iterable[float],
     delimiters: Iterable[int],
+    weights_id: bytes | str,
+    adapter_id: bytes | str,
 ) -> Model:
     kind = _arrays.TYPES.get(dtype)
     if kind is None:
@@ -87,8 +105,10 @@ def register(
             sinks = (ctypes.c_float * len(layer.sinks))(*layer.sinks)
             keep.append(sinks)
             target.sinks = ctypes.addressof(sinks)
-    frequencies = [float(value) for value in rope_frequencies]
-    numbers = (ctypes.c_double * len(frequencies))(*frequencies)
+        if layer.rope_theta is not None:
+            target.has_rope = True
+            _set_rope(target, layer.rope_theta, layer.rope_interleaved, layer.rope_frequencies,
+                      keep)
     ids = _arrays.tokens_of(delimiters)
     options = _abi.tessera_model_options()
     options.struct_size = ctypes.sizeof(options)
@@ -96,11 +116,9 @@ def register(
     options.type = kind
     options.layers = ctypes.addressof(array)
     options.layer_count = len(layers)
-    options.rope_theta = rope_theta
-    options.rope_interleaved = rope_interleaved
-    if frequencies:
-        options.rope_frequencies = ctypes.addressof(numbers)
-        options.rope_frequency_count = len(frequencies)
+    _set_rope(options, rope_theta, rope_interleaved, rope_frequencies, keep)
+    for field, value in (("weights_id", weights_id), ("adapter_id", adapter_id)):
+        _arrays.set_bytes(options, field, value, keep)
     if len(ids):
         options.delimiter_token_ids = ctypes.addressof(ids)
         options.delimiter_count = len(ids)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import math
 import threading
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as AnySequence
@@ -183,12 +184,16 @@ class Worker:
         rope_interleaved: bool = False,
         rope_frequencies: Iterable[float] = (),
         delimiters: Iterable[int] = (),
+        weights_id: bytes | str = b"",
+        adapter_id: bytes | str = b"",
     ) -> Model:
         """Registers a model: a list of `Layer`, or a number of equal layers with this shape.
 
         `dtype` of K, V and Q: "bf16", "fp16" or "fp32". `rope_theta` 0: no rotary positions;
         `rope_frequencies`: the model's own, in radians per position. `delimiters`: ids of tokens
-        that end a chunk of text, for policies that need them.
+        that end a chunk of text, for policies that need them. `weights_id`, `adapter_id`: a hash or
+        revision of the weights and of an adapter on them, at most 64 bytes: prefixes of other
+        weights are never found.
         """
         if isinstance(layers, int):
             layers = [Layer(query_heads, kv_heads, head_dim)] * layers
@@ -196,7 +201,8 @@ class Worker:
             raise InvalidArgument("a list of layers has its own heads and dimensions", "argument")
         with self.in_call() as pointer:
             return models.register(pointer, name, tuple(layers), dtype, rope_theta,
-                                   rope_interleaved, rope_frequencies, delimiters)
+                                   rope_interleaved, rope_frequencies, delimiters, weights_id,
+                                   adapter_id)
 
     def sequence(self, model: Model, *, policy: str = "") -> Sequence:
         """Creates an empty sequence. `policy`: text such as "chunkkv:budget=0.35"; "" is dense."""
@@ -435,6 +441,8 @@ def attach(
     implementation: str = "",
     prefix_hash: str = "",
     copy: bool = False,
+    cache_salt: bytes | str = b"",
+    pin_limit: float = 0.0,
 ) -> Worker:
     """Attaches to the daemon of this node. Times are in seconds.
 
@@ -442,6 +450,8 @@ def attach(
     compute attention, the caller's among them. `map_memory=False` uses RPCs for everything.
     `reattach`: attach again without being asked when the lease is lost. `device`: the UUID of the
     daemon's device, or "cuda:N". `copy`: allow host tensors if the daemon's memory is on a GPU.
+    `cache_salt`: sets this worker's prefixes apart, at most 64 bytes. `pin_limit`: how long a step
+    may take while memory of the tenant waits to be freed; 0: as the daemon says in `welcome()`.
     """
     options = _abi.tessera_attach_options()
     options.struct_size = ctypes.sizeof(options)
@@ -464,6 +474,9 @@ def attach(
     options.device = _text(device)
     options.implementation = _text(implementation)
     options.prefix_hash = _text(prefix_hash)
+    keep: list[Any] = []
+    _arrays.set_bytes(options, "cache_salt", cache_salt, keep)
+    options.pin_limit_ms = math.ceil(pin_limit * 1000)
     made, team = ctypes.c_void_p(), ctypes.c_void_p()
     error, argument = new_error()
     if threads != 1:

@@ -1,6 +1,8 @@
 #include "daemon/cache/model/model.h"
 
+#include <algorithm>
 #include <cmath>
+#include <optional>
 #include <utility>
 
 #include "daemon/base/strings.h"
@@ -59,32 +61,66 @@ absl::Status CheckAttention(std::uint32_t index, const LayerSpec& layer) {
 // double loses its fraction.
 constexpr double kMaxFrequency = 1024;
 
-absl::Status CheckFrequencies(const ModelSpec& spec) {
-  const std::vector<double>& frequencies = spec.rope_frequencies;
-  for (std::size_t i = 0; i < frequencies.size(); ++i) {
-    if (frequencies[i] >= 0 && frequencies[i] <= kMaxFrequency) continue;  // not NaN
-    return absl::InvalidArgumentError(Concat("rope frequency ", i, " is ", frequencies[i],
+// `where` begins the message: "" or "layer 3: ".
+absl::Status CheckRope(const RopeSpec& rope, const std::string& where) {
+  if (rope.scaling.size() > kMaxScalingBytes) {
+    return absl::InvalidArgumentError(Concat(where, "rope scaling has ", rope.scaling.size(),
+                                             " bytes; the limit is ", kMaxScalingBytes));
+  }
+  if (!std::isfinite(rope.theta) || rope.theta < 0 || !std::isfinite(rope.scaling_factor)) {
+    return absl::InvalidArgumentError(
+        Concat(where, "rope theta ", rope.theta, ", scaling factor ", rope.scaling_factor,
+               "; both must be finite, and theta must not be negative"));
+  }
+  for (std::size_t i = 0; i < rope.frequencies.size(); ++i) {
+    const double frequency = rope.frequencies[i];
+    if (frequency >= 0 && frequency <= kMaxFrequency) continue;  // not NaN
+    return absl::InvalidArgumentError(Concat(where, "rope frequency ", i, " is ", frequency,
                                              "; it must be between 0 and ", kMaxFrequency,
                                              ", in radians per position"));
   }
   // Frequencies derived from theta range from 1 down to almost 1 / theta.
-  const double factor = spec.rope_scaling_factor > 0 ? spec.rope_scaling_factor : 1;
-  if (spec.rope_theta > 0 && std::max(1.0, 1 / spec.rope_theta) / factor > kMaxFrequency) {
-    return absl::InvalidArgumentError(
-        Concat("rope theta ", spec.rope_theta, " with scaling factor ", spec.rope_scaling_factor,
-               " yields frequencies above ", kMaxFrequency, " radians per position"));
+  const double factor = rope.scaling_factor > 0 ? rope.scaling_factor : 1;
+  if (rope.theta <= 0 || std::max(1.0, 1 / rope.theta) / factor <= kMaxFrequency) {
+    return absl::OkStatus();
   }
-  if (frequencies.empty()) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      Concat(where, "rope theta ", rope.theta, " with scaling factor ", rope.scaling_factor,
+             " yields frequencies above ", kMaxFrequency, " radians per position"));
+}
+
+// The model's RoPE applies to layers of one head_dim.
+absl::Status CheckRopes(const ModelSpec& spec) {
+  if (absl::Status status = CheckRope(spec.rope(), ""); !status.ok()) return status;
+  std::optional<std::size_t> first;  // layer with the model's RoPE
   for (std::size_t i = 0; i < spec.layers.size(); ++i) {
-    const std::uint32_t pairs = spec.layers[i].head_dim / 2;
-    if (spec.layers[i].head_dim != spec.layers[0].head_dim) {
-      return absl::InvalidArgumentError(
-          Concat("rope frequencies require one head_dim for all layers; layer ", i, " has ",
-                 spec.layers[i].head_dim, ", layer 0 has ", spec.layers[0].head_dim));
+    const LayerSpec& layer = spec.layers[i];
+    if (layer.rope.has_value()) {
+      absl::Status status = CheckRope(*layer.rope, Concat("layer ", i, ": "));
+      if (!status.ok()) return status;
+    } else if (!spec.rope_frequencies.empty()) {
+      first = first.value_or(i);
+      if (layer.head_dim != spec.layers[*first].head_dim) {
+        return absl::InvalidArgumentError(
+            Concat("rope frequencies require one head_dim for all layers; layer ", i, " has ",
+                   layer.head_dim, ", layer ", *first, " has ", spec.layers[*first].head_dim));
+      }
     }
-    if (frequencies.size() <= pairs) continue;
-    return absl::InvalidArgumentError(Concat(frequencies.size(), " rope frequencies given; layer ",
-                                             i, " has only ", pairs, " channel pairs"));
+    const std::size_t count =
+        layer.rope.has_value() ? layer.rope->frequencies.size() : spec.rope_frequencies.size();
+    if (count <= layer.head_dim / 2) continue;
+    return absl::InvalidArgumentError(Concat(count, " rope frequencies given; layer ", i,
+                                             " has only ", layer.head_dim / 2, " channel pairs"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckIds(const ModelSpec& spec) {
+  for (const auto& [name, id] :
+       {std::pair("weights_id", &spec.weights_id), std::pair("adapter_id", &spec.adapter_id)}) {
+    if (id->size() <= kMaxIdBytes) continue;
+    return absl::InvalidArgumentError(Concat("the model's ", name, " has ", id->size(),
+                                             " bytes; the limit is ", kMaxIdBytes, "; use a hash"));
   }
   return absl::OkStatus();
 }
@@ -104,18 +140,15 @@ absl::Status CheckWhole(const ModelSpec& spec) {
     return absl::InvalidArgumentError(Concat(spec.delimiter_token_ids.size(),
                                              " delimiter tokens; the limit is ", kMaxDelimiters));
   }
-  if (spec.rope_scaling.size() > kMaxScalingBytes) {
-    return absl::InvalidArgumentError(Concat("rope scaling has ", spec.rope_scaling.size(),
-                                             " bytes; the limit is ", kMaxScalingBytes));
-  }
+  if (absl::Status status = CheckIds(spec); !status.ok()) return status;
   if (absl::Status status = CheckSpecBytes(BytesOf(spec)); !status.ok()) return status;
-  if (!std::isfinite(spec.rope_theta) || spec.rope_theta < 0 ||
-      !std::isfinite(spec.rope_scaling_factor)) {
-    return absl::InvalidArgumentError(
-        Concat("rope theta ", spec.rope_theta, ", scaling factor ", spec.rope_scaling_factor,
-               "; both must be finite, and theta must not be negative"));
-  }
-  return CheckFrequencies(spec);
+  return CheckRopes(spec);
+}
+
+void AppendRope(const RopeSpec& rope, std::string& text) {
+  Append(text, "\nrope ", rope.theta, " ", rope.interleaved ? 1 : 0, " ", rope.scaling.size(), " ",
+         rope.scaling, " ", rope.scaling_factor);
+  for (const double frequency : rope.frequencies) Append(text, " ", frequency);
 }
 
 // Covers every field: two specs that differ have different texts.
@@ -127,11 +160,19 @@ std::string FingerprintOf(const ModelSpec& spec) {
            layer.logit_softcap);
     for (const float sink : layer.sinks) Append(text, " ", sink);
   }
-  Append(text, "\nrope ", spec.rope_theta, " ", spec.rope_interleaved ? 1 : 0, " ",
-         spec.rope_scaling.size(), " ", spec.rope_scaling, " ", spec.rope_scaling_factor);
-  for (const double frequency : spec.rope_frequencies) Append(text, " ", frequency);
+  AppendRope(spec.rope(), text);
   Append(text, "\ndelimiters");
   for (const std::uint32_t id : spec.delimiter_token_ids) Append(text, " ", id);
+  // Models without these have the fingerprints that they had before these existed.
+  for (std::size_t i = 0; i < spec.layers.size(); ++i) {
+    if (!spec.layers[i].rope.has_value()) continue;
+    Append(text, "\nlayer ", i);
+    AppendRope(*spec.layers[i].rope, text);
+  }
+  if (!spec.weights_id.empty() || !spec.adapter_id.empty()) {
+    Append(text, "\nweights ", spec.weights_id.size(), " ", spec.weights_id, "\nadapter ",
+           spec.adapter_id.size(), " ", spec.adapter_id);
+  }
   const Hash128 hash = NewPrefixHash(0)(Hash128(), text.data(), text.size());
   std::string digits;
   for (const std::uint64_t word : {hash.high, hash.low}) {
@@ -151,17 +192,21 @@ absl::Status CheckLayerCount(std::uint64_t layers) {
 absl::Status CheckSpecBytes(std::uint64_t bytes) {
   if (bytes <= kMaxSpecBytes) return absl::OkStatus();
   return absl::InvalidArgumentError(Concat("the model's description takes ", bytes,
-                                           " bytes, most of them sinks and delimiter tokens; the "
-                                           "limit is ",
+                                           " bytes, most of them sinks, frequencies and delimiter "
+                                           "tokens; the limit is ",
                                            kMaxSpecBytes));
 }
 
 std::uint64_t BytesOf(const ModelSpec& spec) {
-  std::uint64_t bytes = spec.name.size() + spec.rope_scaling.size() +
-                        spec.layers.size() * sizeof(LayerSpec) +
+  std::uint64_t bytes = spec.name.size() + spec.weights_id.size() + spec.adapter_id.size() +
+                        spec.rope_scaling.size() + spec.layers.size() * sizeof(LayerSpec) +
                         spec.delimiter_token_ids.size() * sizeof(std::uint32_t) +
                         spec.rope_frequencies.size() * sizeof(double);
-  for (const LayerSpec& layer : spec.layers) bytes += layer.sinks.size() * sizeof(float);
+  for (const LayerSpec& layer : spec.layers) {
+    bytes += layer.sinks.size() * sizeof(float);
+    if (!layer.rope.has_value()) continue;
+    bytes += layer.rope->scaling.size() + layer.rope->frequencies.size() * sizeof(double);
+  }
   return bytes;
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -13,6 +14,17 @@
 
 namespace tessera::cache {
 
+// Rotary position embedding.
+struct RopeSpec {
+  double theta = 0;  // 0: no rotary positions
+  bool interleaved = false;
+  std::string scaling;
+  double scaling_factor = 0;
+  std::vector<double> frequencies;  // per channel pair; empty: from theta and scaling
+
+  friend bool operator==(const RopeSpec&, const RopeSpec&) = default;
+};
+
 struct LayerSpec {
   std::uint32_t query_heads = 0;
   std::uint32_t kv_heads = 0;
@@ -22,6 +34,7 @@ struct LayerSpec {
   std::uint32_t sliding_window = 0;  // 0 means no window
   float logit_softcap = 0;           // 0 means no soft-cap
   std::vector<float> sinks;          // one per query head, or empty
+  std::optional<RopeSpec> rope;      // nullopt: the model's
 
   friend bool operator==(const LayerSpec&, const LayerSpec&) = default;
 };
@@ -35,7 +48,24 @@ struct ModelSpec {
   bool rope_interleaved = false;
   std::string rope_scaling;
   double rope_scaling_factor = 0;
-  std::vector<double> rope_frequencies;  // per channel pair; empty: from theta and scaling
+  std::vector<double> rope_frequencies;
+  // Tell weights apart that share a name and a geometry. Empty: unknown.
+  std::string weights_id;
+  std::string adapter_id;
+
+  // The RoPE of layers that have none of their own.
+  RopeSpec rope() const {
+    return {.theta = rope_theta,
+            .interleaved = rope_interleaved,
+            .scaling = rope_scaling,
+            .scaling_factor = rope_scaling_factor,
+            .frequencies = rope_frequencies};
+  }
+  RopeSpec RopeOf(std::uint32_t layer) const { return layers[layer].rope.value_or(rope()); }
+  // Whether both are the same weights of the same model, as far as their names and ids tell.
+  bool SameWeights(const ModelSpec& other) const {
+    return name == other.name && weights_id == other.weights_id && adapter_id == other.adapter_id;
+  }
 
   friend bool operator==(const ModelSpec&, const ModelSpec&) = default;
 };
@@ -45,6 +75,7 @@ inline constexpr std::uint32_t kMaxHeads = 1024;
 inline constexpr std::size_t kMaxNameBytes = 128;
 inline constexpr std::size_t kMaxDelimiters = 65536;
 inline constexpr std::size_t kMaxScalingBytes = 64;
+inline constexpr std::size_t kMaxIdBytes = 64;  // of weights_id and adapter_id
 inline constexpr std::uint64_t kMaxSpecBytes = 1 << 20;
 
 // Both return INVALID_ARGUMENT with the value and the limit. They are separate so that a caller can

@@ -17,12 +17,15 @@ constexpr std::int64_t kNever = std::numeric_limits<std::int64_t>::max();
 }  // namespace
 
 PrefixScope ScopeOf(const std::string& tenant, const Model& model, const std::string& policy,
-                    bool keeps_every_token) {
+                    bool keeps_every_token, const std::string& salt) {
   const std::string& name = model.spec().name;
-  return {.text = Concat("tenant ", tenant, "\nmodel ", name.size(), " ", name, " ",
-                         model.fingerprint(), "\npolicy ", policy),
-          .every_boundary = keeps_every_token,
-          .model = keeps_every_token ? name : ""};
+  PrefixScope scope = {.text = Concat("tenant ", tenant, "\nmodel ", name.size(), " ", name, " ",
+                                      model.fingerprint(), "\npolicy ", policy),
+                       .every_boundary = keeps_every_token};
+  if (!salt.empty()) Append(scope.text, "\nsalt ", salt.size(), " ", salt);
+  // Events name neither salts nor adapters: routers would take these blocks for those of others.
+  if (keeps_every_token && salt.empty() && model.spec().adapter_id.empty()) scope.model = name;
+  return scope;
 }
 
 PrefixStore::PrefixStore(const Options& options)

@@ -45,8 +45,9 @@ struct PrefixScope {
   bool every_boundary = false;  // the policy keeps every token
   std::string model;            // its name, if routers may hear of these prefixes
 };
+// `salt`: sets the prefixes of some sessions apart; empty: none.
 PrefixScope ScopeOf(const std::string& tenant, const Model& model, const std::string& policy,
-                    bool keeps_every_token);
+                    bool keeps_every_token, const std::string& salt = "");
 
 class PrefixStore {
  public:

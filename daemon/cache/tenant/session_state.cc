@@ -60,6 +60,7 @@ absl::StatusOr<std::shared_ptr<SessionState>> SessionState::Create(const Options
     session->charge_ = *std::move(charge);
   }
   session->pins_ = Control::Pins(*control);
+  session->pins_->limit = options.pin_limit;
   session->control_ = *std::move(control);
   session->tails_ = TailMemory::Create({.device = options.device,
                                         .extent_bytes = options.tail_extent_bytes,

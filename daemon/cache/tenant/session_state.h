@@ -56,6 +56,8 @@ class SessionState {
     std::string group;
     std::uint32_t rank = 0;
     std::uint32_t group_size = 1;
+    std::string cache_salt;  // sets its prefixes apart; empty: none
+    Clock::Duration pin_limit{};
     std::uint64_t staging_bytes = 0;
     std::uint64_t tail_extent_bytes = 0;
     device::Device* device = nullptr;

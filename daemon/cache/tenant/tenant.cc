@@ -152,6 +152,8 @@ absl::StatusOr<std::shared_ptr<SessionState>> Tenant::OpenSession(const NewSessi
                             .group = hello.group,
                             .rank = hello.rank,
                             .group_size = hello.group_size,
+                            .cache_salt = hello.cache_salt,
+                            .pin_limit = hello.pin_limit.value_or(options_.pin_limit),
                             .staging_bytes = options_.staging_bytes,
                             .tail_extent_bytes = options_.tail_extent_bytes,
                             .device = options_.device,
@@ -234,7 +236,7 @@ absl::StatusOr<std::shared_ptr<const Model>> Tenant::RegisterModel(ModelSpec spe
   ForgetUnusedModels();
   for (auto& [id, registered] : models_) {
     const std::shared_ptr<const Model> known = registered.model.lock();
-    if (known == nullptr || known->spec().name != model->spec().name) continue;
+    if (known == nullptr || !known->spec().SameWeights(model->spec())) continue;
     if (known->spec() == model->spec()) {
       registered.users.insert(session);
       registered.held = known;

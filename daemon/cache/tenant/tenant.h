@@ -105,6 +105,8 @@ class Tenant {
     std::string group;
     std::uint32_t rank = 0;
     std::uint32_t group_size = 1;
+    std::string cache_salt;
+    std::optional<Clock::Duration> pin_limit{};  // nullopt: the daemon's
   };
   absl::StatusOr<std::shared_ptr<SessionState>> OpenSession(const NewSession& hello);
   // What an ended session held: its sequences, and the bytes of tiles that no other sequence or

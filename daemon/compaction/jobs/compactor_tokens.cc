@@ -339,7 +339,7 @@ absl::Status Compactor::CarryOut(cache::Sequence& sequence, ManagedSequence& man
   std::optional<RopeShift> turner;
   std::optional<cache::PositionMove> moves;
   if (policies::MovesPositions(policy) || policies::UsesUnrotatedKeys(policy)) {
-    turner.emplace(sequence.model().spec(), layout.tile(layer));
+    turner.emplace(sequence.model().spec().RopeOf(layer), layout.tile(layer));
   }
   if (policies::MovesPositions(policy)) {
     // All layers keep the same number of entries. When all layers are done, the next token's

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <iterator>
+#include <string>
 #include <string_view>
 
 #include "daemon/base/strings.h"
@@ -10,35 +11,52 @@
 
 namespace tessera::compaction {
 
-absl::Status RopeShift::WhyNot(const cache::ModelSpec& spec) {
+namespace {
+
+// `whose` begins the message: a model, or a layer of it.
+absl::Status WhyNotMoved(const cache::RopeSpec& rope, const std::string& whose) {
   // Other scalings may depend on the length, as dynamic and longrope do.
   constexpr std::string_view kFixed[] = {"", "default", "linear", "llama3", "yarn"};
-  if (std::ranges::find(kFixed, spec.rope_scaling) == std::end(kFixed)) {
+  if (std::ranges::find(kFixed, rope.scaling) == std::end(kFixed)) {
     return absl::InvalidArgumentError(
-        Concat("model ", Quoted(spec.name), " has RoPE scaling ", Quoted(spec.rope_scaling),
+        Concat(whose, " has RoPE scaling ", Quoted(rope.scaling),
                ", whose frequencies may depend on the text length, so its keys cannot be moved to "
                "other positions; supported scalings are linear, llama3 and yarn"));
   }
-  if (!spec.rope_frequencies.empty()) return absl::OkStatus();
-  if (spec.rope_theta <= 0) {
+  if (!rope.frequencies.empty()) return absl::OkStatus();
+  if (rope.theta <= 0) {
     return absl::InvalidArgumentError(
-        Concat("model ", Quoted(spec.name), " has no rotary positions, so keys cannot be moved"));
+        Concat(whose, " has no rotary positions, so keys cannot be moved"));
   }
-  const bool plain = spec.rope_scaling.empty() || spec.rope_scaling == "default";
-  if (plain || spec.rope_scaling == "linear") return absl::OkStatus();
+  const bool plain = rope.scaling.empty() || rope.scaling == "default";
+  if (plain || rope.scaling == "linear") return absl::OkStatus();
   return absl::InvalidArgumentError(
-      Concat("model ", Quoted(spec.name), " has RoPE scaling ", Quoted(spec.rope_scaling),
+      Concat(whose, " has RoPE scaling ", Quoted(rope.scaling),
              "; to move its keys, register the model with its frequencies (Rope.frequency)"));
 }
 
-RopeShift::RopeShift(const cache::ModelSpec& spec, const kernels::DenseTile& tile)
-    : tile_(tile), interleaved_(spec.rope_interleaved), frequencies_(spec.rope_frequencies) {
+}  // namespace
+
+absl::Status RopeShift::WhyNot(const cache::ModelSpec& spec) {
+  const std::string model = Concat("model ", Quoted(spec.name));
+  bool some = spec.layers.empty();  // have the model's RoPE
+  for (std::size_t i = 0; i < spec.layers.size(); ++i) {
+    some = some || !spec.layers[i].rope.has_value();
+    if (!spec.layers[i].rope.has_value()) continue;
+    absl::Status status = WhyNotMoved(*spec.layers[i].rope, Concat("layer ", i, " of ", model));
+    if (!status.ok()) return status;
+  }
+  return some ? WhyNotMoved(spec.rope(), model) : absl::OkStatus();
+}
+
+RopeShift::RopeShift(const cache::RopeSpec& rope, const kernels::DenseTile& tile)
+    : tile_(tile), interleaved_(rope.interleaved), frequencies_(rope.frequencies) {
   if (!frequencies_.empty()) return;
   const std::uint32_t pairs = tile.head_dim / 2;
-  const bool scaled = spec.rope_scaling == "linear" && spec.rope_scaling_factor > 0;
+  const bool scaled = rope.scaling == "linear" && rope.scaling_factor > 0;
   for (std::uint32_t i = 0; i < pairs; ++i) {
-    const double frequency = std::pow(spec.rope_theta, -static_cast<double>(i) / pairs);
-    frequencies_.push_back(scaled ? frequency / spec.rope_scaling_factor : frequency);
+    const double frequency = std::pow(rope.theta, -static_cast<double>(i) / pairs);
+    frequencies_.push_back(scaled ? frequency / rope.scaling_factor : frequency);
   }
 }
 

@@ -16,10 +16,11 @@ namespace tessera::compaction {
 // Immutable, so it may be used by any thread.
 class RopeShift {
  public:
-  // INVALID_ARGUMENT with the reason if the model's keys cannot be moved.
+  // INVALID_ARGUMENT with the reason if the keys of some layer of the model cannot be moved.
   static absl::Status WhyNot(const cache::ModelSpec& spec);
 
-  RopeShift(const cache::ModelSpec& spec, const kernels::DenseTile& tile);
+  // `rope` is that of the layer whose keys are moved.
+  RopeShift(const cache::RopeSpec& rope, const kernels::DenseTile& tile);
 
   // Turns the key of a token at position p into the key of the same token at p + by.
   void Turn(std::byte* key, std::int64_t by) const;

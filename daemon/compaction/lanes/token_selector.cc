@@ -104,7 +104,7 @@ absl::StatusOr<TokenSelector::Lanes> TokenSelector::Look(bool whole, bool wants_
     LayerKeys::Options options = {.device = sequence.memory().device,
                                   .geometry = model.geometry(layer_)};
     if (policies::UsesUnrotatedKeys(*options_.policy)) {
-      options.turner.emplace(model.spec(), model.layout().tile(layer_));
+      options.turner.emplace(model.spec().RopeOf(layer_), model.layout().tile(layer_));
     }
     lanes.keys = std::make_unique<LayerKeys>(options, *std::move(runs));
   }

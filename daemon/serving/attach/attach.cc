@@ -16,6 +16,7 @@
 #include "daemon/base/error_cause.h"
 #include "daemon/base/mutex.h"
 #include "daemon/base/strings.h"
+#include "daemon/serving/attach/hello.h"
 #include "daemon/serving/call/peer.h"
 #include "daemon/serving/call/resident.h"
 #include "daemon/serving/call/status.h"
@@ -28,55 +29,6 @@ namespace {
 constexpr int kMaxTailsPerRequest = 4096;
 // Reading from the stream pauses while this many answers are unread.
 constexpr std::size_t kMaxUnread = 8;
-
-absl::Status CheckHello(const v1::Hello& hello) {
-  if (hello.protocol_version() != shm::kProtocolVersion) {
-    return absl::FailedPreconditionError(
-        Concat("the client has protocol version ", hello.protocol_version(),
-               ", this daemon has version ", shm::kProtocolVersion, "; install matching versions"));
-  }
-  if (hello.layout_fingerprint() != 0 && hello.layout_fingerprint() != shm::kLayoutFingerprint) {
-    return absl::FailedPreconditionError(
-        Concat("the client has layout ", hello.layout_fingerprint(), ", this daemon has layout ",
-               shm::kLayoutFingerprint, "; rebuild the client, or attach without mapping"));
-  }
-  constexpr std::size_t kMaxName = 128;
-  for (const std::string* name : {&hello.worker_name(), &hello.group()}) {
-    if (name->size() > kMaxName) {
-      return absl::InvalidArgumentError(
-          Concat("a worker or group name has ", name->size(), " bytes; the limit is ", kMaxName));
-    }
-  }
-  if (hello.group_size() <= 1) return absl::OkStatus();
-  if (hello.group_size() > cache::PrefixStore::kMaxRanks) {
-    return absl::InvalidArgumentError(Concat("group_size is ", hello.group_size(),
-                                             "; the limit is ", cache::PrefixStore::kMaxRanks));
-  }
-  if (hello.rank() >= hello.group_size()) {
-    return absl::InvalidArgumentError(
-        Concat("rank is ", hello.rank(), "; the limit is below group_size, ", hello.group_size()));
-  }
-  if (hello.group().empty()) {
-    return absl::InvalidArgumentError(
-        Concat("group_size is ", hello.group_size(), " and group is empty; set group"));
-  }
-  return absl::OkStatus();
-}
-
-// A worker with another prefix hash would silently find no prefix.
-absl::Status CheckPrefixHash(const v1::Hello& hello, std::uint64_t seed) {
-  if (hello.has_prefix_hash() && hello.prefix_hash() != cache::kPrefixHashName) {
-    return absl::FailedPreconditionError(Concat("the client hashes prefixes with ",
-                                                Quoted(hello.prefix_hash()), ", this daemon with ",
-                                                Quoted(cache::kPrefixHashName)));
-  }
-  if (hello.has_prefix_hash_seed() && hello.prefix_hash_seed() != seed) {
-    return absl::FailedPreconditionError(Concat("the client hashes prefixes from seed ",
-                                                hello.prefix_hash_seed(), ", this daemon from ",
-                                                seed, " (prefix_hash_seed)"));
-  }
-  return absl::OkStatus();
-}
 
 // The reactor of one stream. It lives from the start of the call to OnDone. Connections refer to it
 // through `Link`, which OnDone disconnects, so that a push to a finished stream is dropped.
@@ -332,11 +284,15 @@ class Reactor final : public AttachStream {
     const std::uint64_t seed = (*tenant)->options().prefix_hash_seed;
     if (absl::Status status = CheckPrefixHash(hello, seed); !status.ok()) return status;
     if (absl::Status status = services.node->AdmitSession(**tenant); !status.ok()) return status;
-    absl::StatusOr<std::shared_ptr<cache::SessionState>> session =
-        (*tenant)->OpenSession({.worker_name = hello.worker_name(),
-                                .group = hello.group(),
-                                .rank = hello.rank(),
-                                .group_size = std::max(1u, hello.group_size())});
+    cache::Tenant::NewSession asked = {.worker_name = hello.worker_name(),
+                                       .group = hello.group(),
+                                       .rank = hello.rank(),
+                                       .group_size = std::max(1u, hello.group_size()),
+                                       .cache_salt = hello.cache_salt()};
+    if (hello.pin_limit_ms() != 0) {
+      asked.pin_limit = std::chrono::milliseconds(hello.pin_limit_ms());
+    }
+    absl::StatusOr<std::shared_ptr<cache::SessionState>> session = (*tenant)->OpenSession(asked);
     if (!session.ok()) {
       services.node->SessionEnded(**tenant);
       return session.status();
@@ -377,6 +333,9 @@ class Reactor final : public AttachStream {
     welcome.set_prefix_hash(std::string(cache::kPrefixHashName));
     welcome.set_prefix_hash_seed(options.prefix_hash_seed);
     welcome.set_max_message_bytes(services.max_message_bytes);
+    welcome.set_pin_limit_ms(static_cast<std::uint32_t>(
+        std::chrono::duration_cast<std::chrono::milliseconds>(session_->options().pin_limit)
+            .count()));
     const bool same_daemon = hello.previous_instance() == services.node->instance();
     for (std::uint64_t id : hello.sequence_ids()) {
       if (!same_daemon || !tenant_->FindSequence(SequenceId(id)).ok()) {

@@ -62,14 +62,25 @@ namespace {
 // As cache::BytesOf counts the spec.
 std::uint64_t SpecBytesOf(const v1::ModelGeometry& geometry) {
   const auto size = [](int count) { return static_cast<std::uint64_t>(count); };
-  std::uint64_t bytes = geometry.name().size() + geometry.rope().scaling().size() +
+  const auto rope_bytes = [&](const v1::Rope& rope) {
+    return rope.scaling().size() + size(rope.frequency_size()) * sizeof(double);
+  };
+  std::uint64_t bytes = geometry.name().size() + geometry.weights_id().size() +
+                        geometry.adapter_id().size() + rope_bytes(geometry.rope()) +
                         size(geometry.layers_size()) * sizeof(cache::LayerSpec) +
-                        size(geometry.delimiter_token_ids_size()) * sizeof(std::uint32_t) +
-                        size(geometry.rope().frequency_size()) * sizeof(double);
+                        size(geometry.delimiter_token_ids_size()) * sizeof(std::uint32_t);
   for (const v1::LayerGeometry& layer : geometry.layers()) {
-    bytes += size(layer.sinks_size()) * sizeof(float);
+    bytes += size(layer.sinks_size()) * sizeof(float) + rope_bytes(layer.rope());
   }
   return bytes;
+}
+
+cache::RopeSpec ToRopeSpec(const v1::Rope& rope) {
+  return {.theta = rope.theta(),
+          .interleaved = rope.interleaved(),
+          .scaling = rope.scaling(),
+          .scaling_factor = rope.scaling_factor(),
+          .frequencies = {rope.frequency().begin(), rope.frequency().end()}};
 }
 
 }  // namespace
@@ -96,14 +107,18 @@ absl::StatusOr<cache::ModelSpec> ToModelSpec(const v1::ModelGeometry& geometry) 
                            .sliding_window = layer.sliding_window(),
                            .logit_softcap = layer.logit_softcap(),
                            .sinks = {layer.sinks().begin(), layer.sinks().end()}});
+    if (layer.has_rope()) spec.layers.back().rope = ToRopeSpec(layer.rope());
   }
   spec.delimiter_token_ids = {geometry.delimiter_token_ids().begin(),
                               geometry.delimiter_token_ids().end()};
-  spec.rope_theta = geometry.rope().theta();
-  spec.rope_interleaved = geometry.rope().interleaved();
-  spec.rope_scaling = geometry.rope().scaling();
-  spec.rope_scaling_factor = geometry.rope().scaling_factor();
-  spec.rope_frequencies = {geometry.rope().frequency().begin(), geometry.rope().frequency().end()};
+  cache::RopeSpec rope = ToRopeSpec(geometry.rope());
+  spec.rope_theta = rope.theta;
+  spec.rope_interleaved = rope.interleaved;
+  spec.rope_scaling = std::move(rope.scaling);
+  spec.rope_scaling_factor = rope.scaling_factor;
+  spec.rope_frequencies = std::move(rope.frequencies);
+  spec.weights_id = geometry.weights_id();
+  spec.adapter_id = geometry.adapter_id();
   return spec;
 }
 

@@ -31,7 +31,7 @@ absl::StatusOr<cache::PrefixStore::Question> ToQuestion(const Caller& caller,
   if (!policy.ok()) return policy.status();
   return cache::PrefixStore::Question{
       .session = caller.session->id(),
-      .scope = ScopeOf(*caller.tenant, **model, *policy),
+      .scope = ScopeOf(caller, **model, *policy),
       .ids = {request.token_ids().begin(), request.token_ids().end()},
       .wait = *wait,
       .will_compute = request.will_compute()};

@@ -37,7 +37,7 @@ class Publishing {
     if (absl::Status status = sequence_->AbsorbTail(); !status.ok()) return status;
     cache::PrefixStore& store = caller_.tenant->prefixes();
     absl::StatusOr<cache::PrefixChain> chain =
-        store.ChainOf(caller_.session->id(), ScopeOf(*caller_.tenant, sequence_->model(), policy_));
+        store.ChainOf(caller_.session->id(), ScopeOf(caller_, sequence_->model(), policy_));
     if (!chain.ok()) return chain.status();
     cache::PrefixStore::Publication publication = {.session = caller_.session->id(),
                                                    .chain = *std::move(chain),
@@ -188,10 +188,11 @@ class Publishing {
 
 }  // namespace
 
-cache::PrefixScope ScopeOf(const cache::Tenant& tenant, const cache::Model& model,
+cache::PrefixScope ScopeOf(const Caller& caller, const cache::Model& model,
                            const policies::Policy& policy) {
-  return cache::ScopeOf(tenant.name(), model, policy.text,
-                        /*keeps_every_token=*/!policy.drops_entries());
+  return cache::ScopeOf(caller.tenant->name(), model, policy.text,
+                        /*keeps_every_token=*/!policy.drops_entries(),
+                        caller.session->options().cache_salt);
 }
 
 absl::StatusOr<Clock::Duration> ToDuration(std::string_view field, std::uint64_t ms,

@@ -9,8 +9,8 @@
 
 namespace tessera::serving {
 
-// The scope in which prefixes of this model and policy are found.
-cache::PrefixScope ScopeOf(const cache::Tenant& tenant, const cache::Model& model,
+// The scope in which the caller finds prefixes of this model and policy.
+cache::PrefixScope ScopeOf(const Caller& caller, const cache::Model& model,
                            const policies::Policy& policy);
 
 // Converts a field of milliseconds. INVALID_ARGUMENT names the field and the limit.

@@ -19,11 +19,23 @@ class ByPlace : public Tokens, public testing::WithParamInterface<const char*> {
  protected:
   static constexpr double kTheta = 10000;
 
-  static std::vector<std::uint16_t> Turned(std::span<const std::uint16_t> row, double position) {
+  // Odd layers have a RoPE of their own, as in models whose local and global layers differ.
+  static double ThetaOf(std::uint32_t layer) { return layer % 2 == 0 ? kTheta : 100 * kTheta; }
+  client::ModelGeometry TwoBases() const {
+    client::ModelGeometry geometry = shape_.Geometry();
+    geometry.rope.theta = kTheta;
+    for (std::uint32_t layer = 1; layer < shape_.layers; layer += 2) {
+      geometry.layers[layer].rope = client::Rope{.theta = ThetaOf(layer)};
+    }
+    return geometry;
+  }
+
+  static std::vector<std::uint16_t> Turned(std::span<const std::uint16_t> row, double position,
+                                           double theta) {
     const std::size_t half = row.size() / 2;
     std::vector<std::uint16_t> turned(row.size());
     for (std::size_t i = 0; i < half; ++i) {
-      const double angle = position * std::pow(kTheta, -static_cast<double>(i) / half);
+      const double angle = position * std::pow(theta, -static_cast<double>(i) / half);
       const double x = kernels::Bf16ToFloat(row[i]);
       const double y = kernels::Bf16ToFloat(row[i + half]);
       turned[i] =
@@ -42,8 +54,8 @@ class ByPlace : public Tokens, public testing::WithParamInterface<const char*> {
       auto step = mapped_->BeginStep(batch);
       ASSERT_TRUE(step.ok()) << step.status();
       for (std::uint32_t layer = 0; layer < shape_.layers; ++layer) {
-        const auto key =
-            Turned(truth.Key(layer, at, 1), static_cast<double>(sequence.next_position()));
+        const auto key = Turned(truth.Key(layer, at, 1),
+                                static_cast<double>(sequence.next_position()), ThetaOf(layer));
         (void)step->Append(layer, BytesOf(key), std::as_bytes(truth.Value(layer, at, 1)));
       }
       const absl::Status status = step->End();
@@ -60,11 +72,11 @@ class ByPlace : public Tokens, public testing::WithParamInterface<const char*> {
     for (std::uint32_t layer = 0; layer < shape_.layers; ++layer) {
       const v1::LaneDescription& lane = Lane(held, layer);
       ASSERT_EQ(sequence.next_position(), static_cast<std::uint64_t>(lane.position_size()));
-      const auto query =
-          Turned(truth.Query(layer, 0), static_cast<double>(sequence.next_position()));
+      const auto query = Turned(truth.Query(layer, 0),
+                                static_cast<double>(sequence.next_position()), ThetaOf(layer));
       std::vector<double> logits;
       for (int i = 0; i < lane.position_size(); ++i) {
-        const auto key = Turned(truth.Key(layer, lane.position(i), 1), i);
+        const auto key = Turned(truth.Key(layer, lane.position(i), 1), i, ThetaOf(layer));
         double dot = 0;
         for (std::uint32_t d = 0; d < dim; ++d) {
           dot += static_cast<double>(kernels::Bf16ToFloat(key[d])) * kernels::Bf16ToFloat(query[d]);
@@ -91,8 +103,7 @@ class ByPlace : public Tokens, public testing::WithParamInterface<const char*> {
 
 TEST_P(ByPlace, KeysAreTurnedToWhereTheyAre) {
   shape_ = {.layers = 4, .query_heads = 1, .kv_heads = 1, .head_dim = 64};
-  client::ModelGeometry geometry = shape_.Geometry();
-  geometry.rope.theta = kTheta;
+  const client::ModelGeometry geometry = TwoBases();
   model_ = *mapped_->RegisterModel(geometry);
   client::Sequence sequence = NewSequence(GetParam());
   SyntheticSequence truth(shape_, random_.Bits());
@@ -114,8 +125,7 @@ TEST_P(ByPlace, KeysAreTurnedToWhereTheyAre) {
 // refused.
 TEST_P(ByPlace, WhatAnotherSessionHasMovedIsNoticed) {
   shape_ = {.layers = 4, .query_heads = 1, .kv_heads = 1, .head_dim = 64};
-  client::ModelGeometry geometry = shape_.Geometry();
-  geometry.rope.theta = kTheta;
+  const client::ModelGeometry geometry = TwoBases();
   model_ = *mapped_->RegisterModel(geometry);
   client::Sequence sequence = NewSequence(GetParam());
   SyntheticSequence truth(shape_, random_.Bits());
@@ -152,8 +162,7 @@ TEST_P(ByPlace, WhatAnotherSessionHasMovedIsNoticed) {
 // The same for rows that it computes for calls.
 TEST_P(ByPlace, WhatAnotherSessionHasMovedIsNoticedByCalls) {
   shape_ = {.layers = 4, .query_heads = 1, .kv_heads = 1, .head_dim = 64};
-  client::ModelGeometry geometry = shape_.Geometry();
-  geometry.rope.theta = kTheta;
+  const client::ModelGeometry geometry = TwoBases();
   fakes::RawWorker other(daemon_->Connect());
   ASSERT_TRUE(other.Attach().ok());
   for (client::Worker* worker : {mapped_.get(), remote_.get()}) {

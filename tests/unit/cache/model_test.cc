@@ -1,5 +1,6 @@
 #include "daemon/cache/model/model.h"
 
+#include <algorithm>
 #include <cmath>
 #include <functional>
 #include <limits>
@@ -150,6 +151,45 @@ const Refusal kRefusals[] = {
      kInvalid,
      {"129", "layer 0"}},
     {"factor_inf", [](ModelSpec& m) { m.rope_scaling_factor = HUGE_VAL; }, kInvalid, {"factor"}},
+    {"layer_scaling",
+     [](ModelSpec& m) { m.layers[2].rope = RopeSpec{.scaling = std::string(65, 'x')}; },
+     kInvalid,
+     {"layer 2", "scaling", "65", "64"}},
+    {"layer_theta",
+     [](ModelSpec& m) { m.layers[1].rope = RopeSpec{.theta = -1}; },
+     kInvalid,
+     {"layer 1", "theta", "-1"}},
+    {"layer_factor",
+     [](ModelSpec& m) { m.layers[1].rope = RopeSpec{.theta = 1, .scaling_factor = 1e-300}; },
+     kInvalid,
+     {"layer 1", "1e-300", "1024"}},
+    {"layer_frequency",
+     [](ModelSpec& m) {
+       m.layers[1].rope = RopeSpec{.frequencies = {1, std::nan("")}};
+     },
+     kInvalid,
+     {"layer 1", "frequency 1", "nan"}},
+    {"layer_frequencies",
+     [](ModelSpec& m) { m.layers[0].rope = RopeSpec{.frequencies = std::vector<double>(33, 1.0)}; },
+     kInvalid,
+     {"33", "layer 0", "32 channel pairs"}},
+    {"too_large_by_frequencies",
+     [](ModelSpec& m) {
+       m.layers.assign(1024, {.query_heads = 1, .kv_heads = 1, .head_dim = 256});
+       for (LayerSpec& layer : m.layers) {
+         layer.rope = RopeSpec{.frequencies = std::vector<double>(128, 1.0)};
+       }
+     },
+     kInvalid,
+     {"bytes", "1048576"}},
+    {"weights_id",
+     [](ModelSpec& m) { m.weights_id.assign(65, 'x'); },
+     kInvalid,
+     {"weights_id", "65", "64"}},
+    {"adapter_id",
+     [](ModelSpec& m) { m.adapter_id.assign(65, 'x'); },
+     kInvalid,
+     {"adapter_id", "65", "64"}},
     {"many_lanes",
      [](ModelSpec& m) {
        m.layers.assign(17, {.query_heads = 1024, .kv_heads = 1024, .head_dim = 64});
@@ -185,6 +225,49 @@ TEST(Model, FillsInDefaultsOnce) {
   // A spec that spells out the defaults gives the same model.
   const Model again = *Model::Create(ModelId(2), model.spec(), 4);
   EXPECT_TRUE(again.spec() == model.spec());
+}
+
+TEST(Model, LayersOfTwoHeadDimsHaveFrequenciesOfTheirOwn) {
+  ModelSpec spec = Good();
+  ASSERT_NE(spec.layers[0].head_dim, spec.layers[1].head_dim);
+  spec.rope_frequencies.assign(spec.layers[0].head_dim / 2, 0.5);
+  for (std::size_t i = 1; i < spec.layers.size(); ++i) {
+    spec.layers[i].rope = RopeSpec{
+        .theta = 1e6, .frequencies = std::vector<double>(spec.layers[i].head_dim / 2, 0.25)};
+  }
+  const absl::StatusOr<Model> model = Model::Create(ModelId(1), spec, 4);
+  ASSERT_TRUE(model.ok()) << model.status();
+  EXPECT_EQ(model->spec().RopeOf(0).frequencies[0], 0.5);
+  EXPECT_EQ(model->spec().RopeOf(1).frequencies[0], 0.25);
+}
+
+// Everything that makes rows differ is in the fingerprint, which prefixes are found by.
+TEST(Model, FingerprintsTellModelsApart) {
+  const std::function<void(ModelSpec&)> changes[] = {
+      [](ModelSpec&) {},
+      [](ModelSpec& m) { m.rope_theta = 10000; },
+      [](ModelSpec& m) { m.layers[0].rope = RopeSpec{}; },
+      [](ModelSpec& m) { m.layers[0].rope = RopeSpec{.theta = 10000}; },
+      [](ModelSpec& m) { m.layers[1].rope = RopeSpec{.theta = 10000}; },
+      [](ModelSpec& m) { m.layers[1].rope = RopeSpec{.theta = 10000, .interleaved = true}; },
+      [](ModelSpec& m) { m.layers[1].rope = RopeSpec{.theta = 10000, .frequencies = {1}}; },
+      [](ModelSpec& m) { m.weights_id = "a"; },
+      [](ModelSpec& m) { m.weights_id = "b"; },
+      [](ModelSpec& m) { m.adapter_id = "a"; },
+      [](ModelSpec& m) { m.weights_id = m.adapter_id = "a"; },
+      [](ModelSpec& m) { m.weights_id = "\nadapter 1 a"; },
+      [](ModelSpec& m) { m.weights_id.assign(1, '\0'); },
+  };
+  std::vector<std::string> seen;
+  for (const auto& change : changes) {
+    ModelSpec spec = Good();
+    change(spec);
+    seen.push_back(Model::Create(ModelId(1), spec, 4)->fingerprint());
+    spec.name = "another";
+    EXPECT_EQ(Model::Create(ModelId(2), spec, 4)->fingerprint(), seen.back());
+  }
+  std::sort(seen.begin(), seen.end());
+  EXPECT_EQ(std::adjacent_find(seen.begin(), seen.end()), seen.end());
 }
 
 TEST(Model, TheLargestThatIsServedIsServed) {

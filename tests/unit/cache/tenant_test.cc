@@ -142,6 +142,20 @@ TEST_F(TenantTest, AModelIsRegisteredOncePerName) {
   EXPECT_EQ(world_.Register(SmallModel("a", 2, 1))->id(), first->id());  // known, so no new slot
 }
 
+TEST_F(TenantTest, OtherWeightsUnderOneNameAreAnotherModel) {
+  ModelSpec spec = SmallModel("a", 2, 1);
+  const auto unknown = world_.Register(spec);
+  spec.weights_id = "sha256:1";
+  const auto first = world_.Register(spec);
+  spec.adapter_id = "lora";
+  const auto adapted = world_.Register(spec);
+  EXPECT_NE(unknown->id(), first->id());
+  EXPECT_NE(first->id(), adapted->id());
+  EXPECT_EQ(world_.Register(spec)->id(), adapted->id());
+  spec.layers.pop_back();
+  EXPECT_EQ(tenant().RegisterModel(spec, SessionId()).status().code(), StatusCode::kAlreadyExists);
+}
+
 TEST_F(TenantTest, AModelThatNobodyUsesGivesItsPlaceAndItsName) {
   const auto worker = world_.OpenSession();
   const auto other = world_.OpenSession();

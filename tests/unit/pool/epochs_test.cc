@@ -132,6 +132,38 @@ TEST_F(EpochsTest, OnlyTheOverdueReaderIsRevoked) {
   EXPECT_TRUE(shm::Unpin(session_.word(1), young));
 }
 
+// Of two sessions, the one that asked for it may read longer, and only memory that it read waits.
+TEST_F(EpochsTest, ASourceMayHaveALimitOfItsOwn) {
+  for (const Clock::Duration limit : {kPinLimit / 5, kPinLimit * 20}) {
+    Session patient;
+    patient.source->limit = limit;
+    epochs_.AddSource(session_.source);
+    epochs_.AddSource(patient.source);
+    const std::uint64_t usual = shm::Pin(session_.word(0), epoch_);
+    const std::uint64_t own = shm::Pin(patient.word(0), epoch_);
+    const std::uint64_t revoked = epochs_.revoked();
+    freed_.clear();
+    Retire(1);
+    const Clock::Duration first = std::min(limit, kPinLimit);
+    clock_.Advance(first - Clock::Duration(1));
+    epochs_.Collect();
+    EXPECT_EQ(epochs_.revoked(), revoked);
+    clock_.Advance(Clock::Duration(1));
+    EXPECT_NE(epochs_.Collect(), std::nullopt);
+    EXPECT_EQ(epochs_.revoked(), revoked + 1);
+    EXPECT_EQ(patient.word(0).load() == own, limit > kPinLimit);
+    EXPECT_EQ(session_.word(0).load() == usual, limit < kPinLimit);
+    EXPECT_FALSE(Freed(1)) << "the other one still reads";
+    clock_.Advance(std::max(limit, kPinLimit) - first);
+    EXPECT_EQ(epochs_.Collect(), std::nullopt);
+    EXPECT_TRUE(Freed(1));
+    EXPECT_EQ(epochs_.revoked(), revoked + 2);
+    epochs_.RemoveSource(session_.source.get());
+    epochs_.RemoveSource(patient.source.get());
+    session_.word(0).store(shm::kPinFree);
+  }
+}
+
 TEST_F(EpochsTest, TheDaemonsOwnReadersAreNeverRevoked) {
   session_.source->revocable = false;
   epochs_.AddSource(session_.source);

@@ -372,6 +372,18 @@ TEST_F(Prefixes, NoSessionFindsSoMuchThatNothingMayGo) {
   EXPECT_TRUE(store().DropLeastRecentlyUsed().has_value());
 }
 
+TEST_F(PrefixFixture, SaltsSetPrefixesApart) {
+  const auto text = [&](const std::string& policy, const std::string& salt) {
+    return ScopeOf("tenant-1", *model_, policy, true, salt).text;
+  };
+  EXPECT_EQ(text("dense", ""), ScopeOf("tenant-1", *model_, "dense", true).text);
+  std::vector<std::string> all = {text("dense", ""),  text("dense", "a"),
+                                  text("dense", "b"), text("dense", "1 a"),
+                                  text("quest", "a"), text("dense", "a\nsalt 1 a")};
+  std::sort(all.begin(), all.end());
+  EXPECT_EQ(std::adjacent_find(all.begin(), all.end()), all.end());
+}
+
 // ---- Tenants
 
 class TwoTenants : public PrefixFixture {

@@ -367,7 +367,7 @@ class TokenOracle {
                                std::uint64_t position) const {
     const kernels::DenseTile tile = model_->layout().tile(layer);
     std::vector<double> row(tile.head_dim);
-    RopeShift(model_->spec(), tile)
+    RopeShift(model_->spec().rope(), tile)
         .ShiftInto(entry.key.data(), static_cast<std::int64_t>(position - entry.position), row);
     return row;
   }

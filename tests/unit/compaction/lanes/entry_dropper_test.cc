@@ -273,7 +273,7 @@ class KeyTurnerTest : public testing::Test {
     return row;
   }
   static Row Turned(const cache::ModelSpec& spec, Row row, std::int64_t by) {
-    RopeShift(spec, kTile).Turn(reinterpret_cast<std::byte*>(row.data()), by);
+    RopeShift(spec.rope(), kTile).Turn(reinterpret_cast<std::byte*>(row.data()), by);
     return row;
   }
   static void ExpectNear(const Row& a, const Row& b) {
@@ -378,6 +378,16 @@ TEST_F(KeyTurnerTest, SaysWhatItCannotTurn) {
   spec_.rope_frequencies.clear();
   spec_.rope_theta = 0;
   EXPECT_EQ(RopeShift::WhyNot(spec_).code(), absl::StatusCode::kInvalidArgument);
+  // A layer's own RoPE counts for that layer alone.
+  spec_.rope_theta = 10000;
+  spec_.layers.resize(2);
+  spec_.layers[1].rope = cache::RopeSpec{.theta = 1e6};
+  EXPECT_TRUE(RopeShift::WhyNot(spec_).ok());
+  spec_.layers[1].rope = cache::RopeSpec{};
+  EXPECT_NE(RopeShift::WhyNot(spec_).ToString().find("layer 1 of model"), std::string::npos);
+  spec_.layers[0].rope = spec_.layers[1].rope = cache::RopeSpec{.theta = 1e6};
+  spec_.rope_theta = 0;
+  EXPECT_TRUE(RopeShift::WhyNot(spec_).ok());
 }
 
 }  // namespace

@@ -210,7 +210,7 @@ class TurnedRows final : public cache::MadeRows {
     for (std::uint32_t d = 0; d < tile.head_dim; ++d) {
       SetElement(row.data(), tile.type, d, normal(random));
     }
-    RopeShift(spec_, tile).Turn(row.data(), static_cast<std::int64_t>(position));
+    RopeShift(spec_.rope(), tile).Turn(row.data(), static_cast<std::int64_t>(position));
     return row;
   }
   void Make(std::uint32_t, std::uint32_t, std::uint64_t first, std::uint32_t count, std::byte* key,

@@ -292,7 +292,7 @@ class SlotPositionsProperty : public CompactorTest {
     const absl::StatusOr<HostLaneRows> rows =
         HostLaneRows::Of(known.track.sequence->memory(), tile, run);
     if (!rows.ok()) return rows.status().ToString();
-    const RopeShift turner(model_->spec(), tile);
+    const RopeShift turner(model_->spec().rope(), tile);
     std::vector<float> expected(tile.head_dim);
     for (std::uint64_t i = 0; i < rows->count(); ++i) {
       const std::uint64_t token = rows->positions()[i];
