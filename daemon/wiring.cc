@@ -45,6 +45,7 @@
 #include "daemon/platform/prepare_directory.h"
 #include "daemon/platform/service_manager.h"
 #include "daemon/policies/grammar/help.h"
+#include "daemon/residency/demote_prefixes.h"
 #include "daemon/residency/drop_prefixes.h"
 #include "daemon/residency/offload_idle.h"
 #include "daemon/residency/pressure.h"
@@ -115,9 +116,14 @@ residency::Pressure::Options PressureOptions(const config::Config& config, cache
       .pause = [](Clock::Duration time) { std::this_thread::sleep_for(time); },
       .high_percent = config.pressure_high_percent,
       .low_percent = config.pressure_low_percent};
-  options.ladder.push_back(std::make_unique<residency::DropPrefixes>());
-  options.ladder.push_back(std::make_unique<residency::OffloadIdle>(residency::OffloadIdle::Options{
-      .clock = &clock, .tier = &node.host_tier(), .idle = config.offload_idle}));
+  auto demote = std::make_unique<residency::DemotePrefixes>(&node.host_tier());
+  auto offload = std::make_unique<residency::OffloadIdle>(
+      residency::OffloadIdle::Options{.clock = &clock, .node = &node, .idle = config.offload_idle});
+  auto drop = std::make_unique<residency::DropPrefixes>(
+      std::vector<residency::Measure*>{demote.get(), offload.get()});
+  options.ladder.push_back(std::move(demote));
+  options.ladder.push_back(std::move(offload));
+  options.ladder.push_back(std::move(drop));
   options.ladder.push_back(std::make_unique<residency::ReduceChannels>(&compactor));
   return options;
 }

@@ -27,6 +27,12 @@ std::string LeftOf(const v1::PrefixInfo& prefix) {
                  : 0);
 }
 
+// Where its tiles are: a fork brings back those in the host tier.
+std::string PlaceOf(const v1::PrefixInfo& prefix) {
+  if (prefix.offloaded_bytes() == 0) return "pool";
+  return prefix.tile_bytes() == 0 ? "host" : "both";
+}
+
 std::string Render(const v1::ListPrefixesResponse& list, std::size_t columns) {
   Table table({{.title = "prefix", .align = Align::kLeft},
                {.title = "tenant", .align = Align::kLeft, .least = 7},
@@ -35,6 +41,7 @@ std::string Render(const v1::ListPrefixesResponse& list, std::size_t columns) {
                {.title = "rank", .leave_out = 7},
                {.title = "tokens"},
                {.title = "tiles"},
+               {.title = "place", .align = Align::kLeft, .leave_out = 1},
                {.title = "shared", .leave_out = 5},
                {.title = "forks", .leave_out = 1},
                {.title = "age", .leave_out = 6},
@@ -44,9 +51,10 @@ std::string Render(const v1::ListPrefixesResponse& list, std::size_t columns) {
     table.Add({ShortId(kPrefixLetter, prefix.prefix_id()), prefix.tenant(), prefix.model(),
                prefix.policy(),
                prefix.group_size() > 1 ? Concat(prefix.rank(), " of ", prefix.group_size()) : "-",
-               Concat(prefix.tokens()), FormatBytes(prefix.tile_bytes()),
-               FormatBytes(prefix.shared_tile_bytes()), Concat(prefix.references()),
-               Age(prefix.age_seconds()), Age(prefix.idle_seconds()), LeftOf(prefix)});
+               Concat(prefix.tokens()), FormatBytes(prefix.tile_bytes() + prefix.offloaded_bytes()),
+               PlaceOf(prefix), FormatBytes(prefix.shared_tile_bytes()),
+               Concat(prefix.references()), Age(prefix.age_seconds()), Age(prefix.idle_seconds()),
+               LeftOf(prefix)});
   }
   if (table.empty()) return "no prefixes\n";
   const auto shown = static_cast<std::uint64_t>(list.prefixes_size());
@@ -70,15 +78,17 @@ absl::Status Prefixes(const Flags& flags) {
 }  // namespace
 
 CommandSpec PrefixesSpec() {
-  return {.name = "prefixes",
-          .summary = "list published prefixes",
-          .description =
-              "Lists published prefixes, for each tenant the least recently used first.\n"
-              "'tessera evict PREFIX' frees one.\n",
-          .examples = {"tessera prefixes --limit=20"},
-          .flags = {{"limit", "N", "Prefixes to list of each tenant.", "1000"},
-                    {"wide", "", "Show all columns, whatever the width of the terminal.", ""},
-                    {"json", "", "Print one JSON object instead of a table.", ""}}};
+  return {
+      .name = "prefixes",
+      .summary = "list published prefixes",
+      .description =
+          "Lists published prefixes, for each tenant the least recently used first. Those whose\n"
+          "place is the host tier are matched there, and a fork brings them back.\n"
+          "'tessera evict PREFIX' frees one.\n",
+      .examples = {"tessera prefixes --limit=20"},
+      .flags = {{"limit", "N", "Prefixes to list of each tenant.", "1000"},
+                {"wide", "", "Show all columns, whatever the width of the terminal.", ""},
+                {"json", "", "Print one JSON object instead of a table.", ""}}};
 }
 
 int RunPrefixes(std::span<const std::string_view> args) {

@@ -338,7 +338,8 @@ inline constexpr Description<2> kPressureClimbsTotal = {
     {"rung", "outcome"}};
 inline constexpr Description<1> kPressureStepsTotal = {
     "tessera_pressure_steps_total",
-    "Reclaim steps, by rung: prefixes dropped, sequences offloaded, segments re-encoded smaller.",
+    "Reclaim steps, by rung: prefixes and sequences offloaded, prefixes dropped, segments "
+    "re-encoded smaller.",
     Kind::kCounter,
     {"rung"}};
 inline constexpr Description<3> kRpcRequestsTotal = {

@@ -5,8 +5,8 @@
 #include <utility>
 #include <vector>
 
-#include "daemon/base/bytes.h"
 #include "daemon/base/strings.h"
+#include "daemon/residency/tier_room.h"
 
 namespace tessera::residency {
 
@@ -26,8 +26,9 @@ Clock::Duration OffloadIdle::RestFor(Urgency urgency) const {
 
 Relief OffloadIdle::RelievePressure(cache::Tenant& tenant, const Need& need) {
   Relief relief;
-  if (!options_.tier->enabled()) {
-    relief.hindrance = "the host tier is disabled (host_tier_bytes is 0)";
+  const tiers::HostTier& tier = options_.node->host_tier();
+  if (!tier.enabled()) {
+    relief.hindrance = kTierDisabled;
     return relief;
   }
   const Clock::TimePoint now = options_.clock->Now();
@@ -55,30 +56,21 @@ Relief OffloadIdle::RelievePressure(cache::Tenant& tenant, const Need& need) {
     std::vector<Candidate> again;
     for (Candidate& candidate : idle) {
       if (relief.bytes >= need.bytes || full) break;
-      const absl::StatusOr<std::uint64_t> went =
-          candidate.sequence->Offload({.unused_since = candidate.last_use});
+      const absl::StatusOr<std::uint64_t> went = OffloadSequence(
+          *options_.node, tenant, *candidate.sequence, {.unused_since = candidate.last_use});
       if (went.ok()) {
         relief.bytes += *went;
         relief.steps += *went > 0;
+      } else if (IsTierFull(went.status())) {
+        // No room for this sequence, but perhaps for another.
+        const pool::Account& own = tenant.offloaded();
+        // A reload may have made the limit smaller than what is used.
+        full = pool::ShortageOf(went.status()).has_value()
+                   ? own.used_bytes() > own.limit_bytes() - own.limit_bytes() / 64
+                   : tier.free_bytes() < tier.limit_bytes() / 64;
+        relief.hindrance = FullTier(tier, tenant, went.status());
       } else if (absl::IsResourceExhausted(went.status())) {
-        // A Shortage concerns the pool or the tenant's share of the tier. Without one, the tier has
-        // no room for this sequence, but may have for another.
-        const std::optional<pool::Shortage> shortage = pool::ShortageOf(went.status());
-        if (!shortage.has_value()) {
-          full = options_.tier->free_bytes() < options_.tier->limit_bytes() / 64;
-          relief.hindrance =
-              Concat("the host tier is full: ", FormatBytes(options_.tier->used_bytes()), " of ",
-                     FormatBytes(options_.tier->limit_bytes()));
-        } else if (shortage->tag == pool::MemoryTag::kOffloaded) {
-          const pool::Account& own = tenant.offloaded();
-          // A reload may have made the limit smaller than what is used.
-          full = own.used_bytes() > own.limit_bytes() - own.limit_bytes() / 64;
-          relief.hindrance =
-              Concat("the tenant's share of the host tier is full: ", FormatBytes(own.used_bytes()),
-                     " of ", FormatBytes(own.limit_bytes()));
-        } else {
-          again.push_back(std::move(candidate));
-        }
+        again.push_back(std::move(candidate));
       }
     }
     idle = std::move(again);

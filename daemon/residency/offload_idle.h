@@ -1,6 +1,7 @@
 // `OffloadIdle` is the second rung: it moves idle sequences to the host tier, longest idle first.
 #pragma once
 
+#include "daemon/cache/tenant/node.h"
 #include "daemon/residency/measure.h"
 
 namespace tessera::residency {
@@ -9,8 +10,8 @@ class OffloadIdle final : public Measure {
  public:
   struct Options {
     const Clock* clock;
-    const tiers::HostTier* tier;
-    Clock::Duration idle;  // sequences used more recently are kept
+    const cache::Node* node;  // whose tier takes them
+    Clock::Duration idle;     // sequences used more recently are kept
     // Used instead of `idle` when a call waits. A sequence used within this time is between two
     // steps and is kept; others are offloaded, longest idle first. When the working set exceeds the
     // pool, copying rows out and in costs less than waiting for a sequence to become idle.

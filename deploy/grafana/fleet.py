@@ -66,8 +66,8 @@ def capacity():
              Query(f"topk(10, tenant:tessera_quota_used:ratio{{{DAEMONS}}})",
                    "{{tenant}} {{node}} {{instance}}", instant=True),
              unit="percentunit", minimum=0, maximum=1, steps=((0.9, YELLOW), (0.98, RED))),
-        graph("Reclaimed under pressure", "Reclaim steps per second: prefixes dropped, sequences "
-              "offloaded, segments re-encoded.",
+        graph("Reclaimed under pressure", "Reclaim steps per second: prefixes and sequences "
+              "offloaded, prefixes dropped, segments re-encoded.",
               Query(f"sum by (rung) (rate(tessera_pressure_steps_total{{{DAEMONS}}}"
                     "[$__rate_interval]))", "{{rung}}"), unit="ops"),
         graph("Moves to and from the host tier", "Sequences moved per second.",

@@ -90,6 +90,16 @@ bool PrefixSet::DropLeastRecentlyUsed(DroppedPrefixes& gone) {
   return true;
 }
 
+bool PrefixSet::DropLeastRecentlyStored(PrefixId older_than, DroppedPrefixes& gone) {
+  for (const Entry& entry : entries_) {
+    if (older_than.valid() && entry.prefix->id() == older_than) return false;
+    if (!entry.droppable() || !entry.prefix->sequence().offloaded()) continue;
+    Drop(entry.prefix->id(), DropReason::kLeastRecentlyUsed, gone);
+    return true;
+  }
+  return false;
+}
+
 std::optional<Clock::TimePoint> PrefixSet::Expire(Clock::TimePoint now, DroppedPrefixes& gone) {
   for (auto it = expiries_.begin(); it != expiries_.end();) {
     const auto [expiry, id] = *it++;

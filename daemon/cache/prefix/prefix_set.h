@@ -72,6 +72,8 @@ class PrefixSet {
   void Drop(PrefixId id, DropReason why, DroppedPrefixes& gone);
   // Drops the least recently used prefix that is droppable. Returns false if there is none.
   bool DropLeastRecentlyUsed(DroppedPrefixes& gone);
+  // The same among those in the host tier. Valid `older_than`: only if used less recently than it.
+  bool DropLeastRecentlyStored(PrefixId older_than, DroppedPrefixes& gone);
   // Drops expired prefixes, and returns the time of the next expiry. Visits only prefixes that are
   // due, the next one, and those in use before it.
   std::optional<Clock::TimePoint> Expire(Clock::TimePoint now, DroppedPrefixes& gone);

@@ -285,14 +285,37 @@ bool PrefixStore::Free(PrefixId id) {
   return true;
 }
 
-std::optional<std::uint64_t> PrefixStore::DropLeastRecentlyUsed() {
+std::vector<PrefixId> PrefixStore::ListUnused() const {
+  std::vector<PrefixId> unused;
+  MutexLock lock(mutex_);
+  for (const PrefixSet::Entry& entry : set_.entries()) {
+    if (entry.droppable()) unused.push_back(entry.prefix->id());
+  }
+  return unused;
+}
+
+std::shared_ptr<Prefix> PrefixStore::FindUnused(PrefixId id) const {
+  MutexLock lock(mutex_);
+  const PrefixSet::Entry* const entry = set_.Find(id);
+  return entry == nullptr || !entry->droppable() ? nullptr : entry->prefix;
+}
+
+std::optional<std::uint64_t> PrefixStore::DropUnused(PrefixId id) {
   DroppedPrefixes gone;
   {
     MutexLock lock(mutex_);
-    if (!set_.DropLeastRecentlyUsed(gone)) return std::nullopt;
+    const PrefixSet::Entry* const entry = set_.Find(id);
+    if (entry == nullptr || !entry->droppable()) return std::nullopt;
+    set_.Drop(id, DropReason::kLeastRecentlyUsed, gone);
   }
   const Sequence::Description held = gone.front()->sequence().Describe(/*lanes=*/false);
   return held.tile_bytes - held.shared_tile_bytes;
+}
+
+bool PrefixStore::DropLeastRecentlyStored(PrefixId older_than) {
+  DroppedPrefixes gone;
+  MutexLock lock(mutex_);
+  return set_.DropLeastRecentlyStored(older_than, gone);
 }
 
 bool PrefixStore::Withdraw(ComputationId computation, SessionId session) {

@@ -157,9 +157,17 @@ class PrefixStore {
 
   // Unpublishes a prefix. Returns false if there is none.
   bool Free(PrefixId id);
-  // Drops the least recently used prefix that is neither pinned nor in use, and returns the bytes
-  // of the tiles that only it held. nullopt: there is none.
-  std::optional<std::uint64_t> DropLeastRecentlyUsed();
+  // Prefixes that are neither pinned nor in use, least recently used first.
+  std::vector<PrefixId> ListUnused() const;
+  // One of them; null if it is in use or gone by now. Release it without a lock: who holds it when
+  // it is dropped frees its memory.
+  std::shared_ptr<Prefix> FindUnused(PrefixId id) const;
+  // Drops one of them, unless it is in use by now, and returns the pool bytes of the tiles that
+  // only it held. nullopt: it was not dropped.
+  std::optional<std::uint64_t> DropUnused(PrefixId id);
+  // Drops the least recently used one of those in the host tier. Valid `older_than`: only if it was
+  // used less recently than this prefix. Returns false if there is none.
+  bool DropLeastRecentlyStored(PrefixId older_than = PrefixId());
   // Handles everything that is due by now. Returns the time until the next call is needed.
   std::optional<Clock::Duration> Sweep();
 

@@ -10,6 +10,7 @@
 #include "daemon/policies/grammar/parse.h"
 #include "daemon/policies/registry.h"
 #include "daemon/pool/epochs.h"
+#include "daemon/residency/tier_room.h"
 #include "daemon/serving/call/peer.h"
 #include "daemon/serving/call/resident.h"
 #include "daemon/serving/call/rpc_methods.h"
@@ -214,7 +215,9 @@ grpc::Status AdminService::Offload(grpc::ServerContext* context, const v1::Offlo
   return Change("Offload", *context, object, [&]() -> absl::Status {
     absl::StatusOr<std::shared_ptr<cache::Sequence>> sequence = Find(request->sequence_id());
     if (!sequence.ok()) return sequence.status();
-    absl::StatusOr<std::uint64_t> bytes = (*sequence)->Offload({});
+    cache::Tenant& tenant = *services_.node->TenantOf(request->sequence_id());
+    absl::StatusOr<std::uint64_t> bytes =
+        residency::OffloadSequence(*services_.node, tenant, **sequence);
     if (bytes.ok()) response->set_moved_bytes(*bytes);
     return bytes.status();
   });

@@ -146,6 +146,7 @@ void Describe(const Clock& clock, const cache::PrefixStore::Description& prefix,
   out.set_tokens(options.tokens);
   out.set_tile_bytes(held.tile_bytes);
   out.set_shared_tile_bytes(held.shared_tile_bytes);
+  out.set_offloaded_bytes(held.stored_bytes);
   out.set_references(options.forks->count());
   out.set_age_seconds(seconds(clock.Now() - options.published));
   out.set_idle_seconds(seconds(prefix.idle));

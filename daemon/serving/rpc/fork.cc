@@ -40,6 +40,9 @@ Child ForkPrefix(const Services& services, const Caller& caller,
                    ? " tokens can be forked only at its end and at multiples of 32 before it"
                    : " tokens can be forked only at its end, because of its token policy"));
   }
+  // It may be in the host tier.
+  const absl::StatusOr<cache::Residence> resident = prefix.sequence().Restore();
+  if (!resident.ok()) return resident.status();
   Child child = services.compactor->Fork(
       prefix.sequence(), [&] { return caller.tenant->ForkPrefix(*caller.session, from); });
   child = Fitted(caller, std::move(child), [&](cache::Sequence& fork) {

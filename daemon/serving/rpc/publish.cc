@@ -146,6 +146,9 @@ class Publishing {
       if (absl::Status status = CompressAll(); !status.ok()) return status;
     }
     if (longer == nullptr && !IsDecided()) return NotDecided();
+    // A prefix may be in the host tier.
+    const absl::StatusOr<cache::Residence> resident = from.Restore();
+    if (!resident.ok()) return resident.status();
     absl::StatusOr<std::shared_ptr<cache::Sequence>> frozen =
         services_.compactor->Fork(from, [&] { return caller_.tenant->ForkForPrefix(from); });
     if (!frozen.ok()) return frozen.status();
@@ -157,10 +160,12 @@ class Publishing {
     return Frozen{.sequence = *std::move(frozen), .of_another = longer != nullptr};
   }
 
-  // Makes the sequence use the prefix's segments. If that fails (no memory to split a segment,
-  // say), there are two copies.
-  bool TakeOver(const cache::Sequence& prefix) {
-    absl::Status status = services_.compactor->AdoptPrefix(*sequence_, prefix);
+  // Makes the sequence use the prefix's segments. If that fails (no memory to split a segment, or
+  // to bring the prefix back from the host tier), there are two copies.
+  bool TakeOver(cache::Sequence& prefix) {
+    const absl::StatusOr<cache::Residence> resident = prefix.Restore();
+    absl::Status status =
+        resident.ok() ? services_.compactor->AdoptPrefix(*sequence_, prefix) : resident.status();
     // Retry if the sequence's lanes are still being compressed, or if its positions have not moved
     // yet as those of the prefix have. CompressAll waits for both.
     const auto worth_it = [&] {

@@ -6,6 +6,7 @@
 #include "daemon/base/strings.h"
 #include "daemon/base/version.h"
 #include "daemon/policies/grammar/parse.h"
+#include "daemon/residency/tier_room.h"
 #include "daemon/serving/convert/convert.h"
 #include "daemon/serving/rpc/attend.h"
 #include "daemon/serving/rpc/compress.h"
@@ -223,7 +224,8 @@ absl::Status WorkerService::HandleOffload(const Caller& caller, const v1::Offloa
   absl::StatusOr<std::shared_ptr<cache::Sequence>> sequence =
       caller.tenant->FindSequence(SequenceId(request.sequence_id()));
   if (!sequence.ok()) return sequence.status();
-  absl::StatusOr<std::uint64_t> bytes = (*sequence)->Offload({});
+  absl::StatusOr<std::uint64_t> bytes =
+      residency::OffloadSequence(*services_.node, *caller.tenant, **sequence);
   if (!bytes.ok()) return bytes.status();
   response.set_moved_bytes(*bytes);
   return absl::OkStatus();

@@ -8,6 +8,7 @@
 #include "daemon/base/strings.h"
 #include "daemon/device/cpu_device.h"
 #include "daemon/metrics/metrics.h"
+#include "daemon/residency/demote_prefixes.h"
 #include "daemon/residency/drop_prefixes.h"
 #include "daemon/residency/offload_idle.h"
 #include "daemon/residency/reduce_channels.h"
@@ -56,10 +57,14 @@ DaemonParts::DaemonParts(Options options)
                                            .pause = std::move(options.pause),
                                            .high_percent = options.pressure_high_percent,
                                            .low_percent = options.pressure_low_percent};
-  pressure.ladder.push_back(std::make_unique<residency::DropPrefixes>());
-  pressure.ladder.push_back(
-      std::make_unique<residency::OffloadIdle>(residency::OffloadIdle::Options{
-          .clock = options.clock, .tier = &node_->host_tier(), .idle = options.offload_idle}));
+  auto demote = std::make_unique<residency::DemotePrefixes>(&node_->host_tier());
+  auto offload = std::make_unique<residency::OffloadIdle>(residency::OffloadIdle::Options{
+      .clock = options.clock, .node = node_.get(), .idle = options.offload_idle});
+  auto drop = std::make_unique<residency::DropPrefixes>(
+      std::vector<residency::Measure*>{demote.get(), offload.get()});
+  pressure.ladder.push_back(std::move(demote));
+  pressure.ladder.push_back(std::move(offload));
+  pressure.ladder.push_back(std::move(drop));
   pressure.ladder.push_back(std::make_unique<residency::ReduceChannels>(compactor_.get()));
   pressure_ = std::make_unique<residency::Pressure>(std::move(pressure));
   services_.node = node_.get();

@@ -72,7 +72,7 @@ class PressureTest : public testing::Test {
     if (patience_.has_value()) ladder.patience = *patience_;
     ladder.ladder = std::move(before);
     ladder.ladder.push_back(std::make_unique<OffloadIdle>(OffloadIdle::Options{
-        .clock = &clock_, .tier = &node_->host_tier(), .idle = kIdle, .at_work = at_work_}));
+        .clock = &clock_, .node = node_.get(), .idle = kIdle, .at_work = at_work_}));
     pressure_.emplace(std::move(ladder));
     for (std::size_t i = 0; i < tenants.size(); ++i) {
       auto session = tenant(i).OpenSession({.worker_name = "test"});

@@ -85,7 +85,7 @@ class PrefixesAtOnce : public PrefixFixture {
           break;
         }
         case 3:
-          (void)store().DropLeastRecentlyUsed();
+          (void)DropLeastRecentlyUsed();
           break;
         case 4: {
           const auto list = store().List();

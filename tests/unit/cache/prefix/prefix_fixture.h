@@ -32,6 +32,13 @@ class PrefixFixture : public testing::Test {
 
   Tenant& tenant() { return world_.tenant(); }
   PrefixStore& store() { return world_.tenant().prefixes(); }
+  // As memory pressure does, without a tier. nullopt: every prefix is pinned or in use.
+  std::optional<std::uint64_t> DropLeastRecentlyUsed() {
+    for (const PrefixId id : store().ListUnused()) {
+      if (const auto bytes = store().DropUnused(id)) return bytes;
+    }
+    return std::nullopt;
+  }
   PrefixScope Scope(const std::string& policy = "dense", bool keeps_every_token = true) {
     return ScopeOf(tenant().name(), *model_, policy, keeps_every_token);
   }

@@ -256,7 +256,7 @@ TEST_F(Matches, EveryRankGetsTheSameAnswerWhateverHappensInBetween) {
     // of rank 0.
     PublishNew(*zero, Count(128));
     PublishNew(*one, Count(128));
-    while (store().DropLeastRecentlyUsed().has_value()) {
+    while (DropLeastRecentlyUsed().has_value()) {
     }
     ASSERT_TRUE(store().Free(ones));
     const Asked second = Match(*one, Count(200));

@@ -189,13 +189,13 @@ TEST_F(Prefixes, ReferencesAreLiveSequencesThatCameFromIt) {
   const auto grandchild = tenant().Fork(*session, (*fork)->id());
   ASSERT_TRUE(grandchild.ok());
   EXPECT_EQ(references(), 2u);
-  EXPECT_EQ(store().DropLeastRecentlyUsed(), std::nullopt);
+  EXPECT_EQ(DropLeastRecentlyUsed(), std::nullopt);
   ASSERT_TRUE(tenant().FreeSequence((*fork)->id()).ok());
-  EXPECT_EQ(store().DropLeastRecentlyUsed(), std::nullopt);
+  EXPECT_EQ(DropLeastRecentlyUsed(), std::nullopt);
   ASSERT_TRUE(tenant().FreeSequence((*grandchild)->id()).ok());
   EXPECT_EQ(references(), 0u);
   // 2 lanes of 2 tiles.
-  EXPECT_EQ(store().DropLeastRecentlyUsed(), std::optional<std::uint64_t>(2 * 2 * 8192));
+  EXPECT_EQ(DropLeastRecentlyUsed(), std::optional<std::uint64_t>(2 * 2 * 8192));
   EXPECT_EQ(TileBytes(), 0u);
   EXPECT_EQ(IndexBytes(), 0u);
 }
@@ -213,17 +213,17 @@ TEST_F(Prefixes, TheLeastRecentlyUsedGoesFirst) {
     const auto chain = *store().ChainOf(session->id(), Scope());
     return store().Find(chain, Count(32, from)) != nullptr;
   };
-  EXPECT_TRUE(store().DropLeastRecentlyUsed().has_value());
+  EXPECT_TRUE(DropLeastRecentlyUsed().has_value());
   EXPECT_FALSE(found(3000)) << c;
   // A match is kept for its finder for a while.
-  EXPECT_TRUE(store().DropLeastRecentlyUsed().has_value());
+  EXPECT_TRUE(DropLeastRecentlyUsed().has_value());
   EXPECT_FALSE(found(2000));
-  EXPECT_EQ(store().DropLeastRecentlyUsed(), std::nullopt);
+  EXPECT_EQ(DropLeastRecentlyUsed(), std::nullopt);
   Pass(PrefixStore::kKept);
-  EXPECT_TRUE(store().DropLeastRecentlyUsed().has_value());
+  EXPECT_TRUE(DropLeastRecentlyUsed().has_value());
   EXPECT_FALSE(found(1000));
   EXPECT_TRUE(found(4000));
-  EXPECT_EQ(store().DropLeastRecentlyUsed(), std::nullopt);
+  EXPECT_EQ(DropLeastRecentlyUsed(), std::nullopt);
   EXPECT_TRUE(store().Free(d));
   EXPECT_FALSE(store().Free(d));
   EXPECT_EQ(store().figures().dropped[1], 3u);
@@ -351,13 +351,13 @@ TEST_F(Prefixes, AForkThatIsRefusedHasNotTakenWhatWasFound) {
   ASSERT_EQ(Match(*session, Count(70)).answer().prefix, id);
   for (int i = 0; i < 3; ++i) {
     ASSERT_TRUE(store().TakeForFork(id, session->id()).ok());  // without forking it
-    EXPECT_EQ(store().DropLeastRecentlyUsed(), std::nullopt) << "it is kept for the session";
+    EXPECT_EQ(DropLeastRecentlyUsed(), std::nullopt) << "it is kept for the session";
   }
   EXPECT_TRUE(Fork(*session, id, 64).ok());
   for (const auto& sequence : tenant().Sequences()) {
     EXPECT_TRUE(tenant().FreeSequence(sequence->id()).ok());
   }
-  EXPECT_TRUE(store().DropLeastRecentlyUsed().has_value());
+  EXPECT_TRUE(DropLeastRecentlyUsed().has_value());
 }
 
 TEST_F(Prefixes, NoSessionFindsSoMuchThatNothingMayGo) {
@@ -366,10 +366,10 @@ TEST_F(Prefixes, NoSessionFindsSoMuchThatNothingMayGo) {
     PublishNew(*session, Count(32, 1000 * i));
     Match(*session, Count(32, 1000 * i));
   }
-  for (int i = 0; i < 10; ++i) EXPECT_TRUE(store().DropLeastRecentlyUsed().has_value());
-  EXPECT_EQ(store().DropLeastRecentlyUsed(), std::nullopt);
+  for (int i = 0; i < 10; ++i) EXPECT_TRUE(DropLeastRecentlyUsed().has_value());
+  EXPECT_EQ(DropLeastRecentlyUsed(), std::nullopt);
   tenant().EndSession(session->id());
-  EXPECT_TRUE(store().DropLeastRecentlyUsed().has_value());
+  EXPECT_TRUE(DropLeastRecentlyUsed().has_value());
 }
 
 TEST_F(PrefixFixture, SaltsSetPrefixesApart) {

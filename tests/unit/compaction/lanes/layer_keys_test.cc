@@ -275,7 +275,7 @@ TEST_P(LayerKeysTest, ChannelsAreWeighedAsTheyAreStored) {
   ASSERT_TRUE(sequence->Append({.layers = 1, .tokens = kTokens}, rows).ok());
   const auto stored = ShownKeys(*sequence);
   LayerKeys::Options options = OptionsFor(*sequence);
-  options.turner.emplace(sequence->model().spec(), sequence->model().layout().tile(0));
+  options.turner.emplace(sequence->model().spec().rope(), sequence->model().layout().tile(0));
   auto runs = sequence->LookAt(0, /*whole=*/true);
   ASSERT_TRUE(runs.ok()) << runs.status();
   LayerKeys keys(options, *std::move(runs));
