@@ -206,7 +206,7 @@ TEST_F(Commands, SequencesAndPrefixesComeAndGo) {
   EXPECT_THAT(Good("prefixes"), HasSubstr("no prefixes"));
   const PublishedPrefix prefix = Publish(sequence, Count(64));
   const std::string id = cli::ShortId(cli::kPrefixLetter, prefix.prefix.value());
-  EXPECT_THAT(Good("prefixes"), HasSubstr(id));
+  EXPECT_THAT(Good("prefixes"), testing::AllOf(HasSubstr(id), HasSubstr("pool")));
   Good("evict " + id);
   EXPECT_THAT(Good("prefixes"), Not(HasSubstr(id)));
   Bad("evict " + id, 1, id);

@@ -54,6 +54,7 @@ class PressureTest : public testing::Test {
                                .tail_extent_bytes = cache::kTestTailExtent,
                                .max_models = 4,
                                .max_sequences = 1000,
+                               .max_prefixes = 100,
                                .pin_limit = std::chrono::seconds(5),
                                .clock = &clock_,
                                .on_attention = [] {}};
