@@ -36,6 +36,7 @@ from .errors import (
     Unavailable,
     Unimplemented,
     Unknown,
+    Unsupported,
     WrongDevice,
 )
 from .model import Layer, Model
@@ -53,5 +54,5 @@ __all__ = [
     "InvalidArgument", "LaneRows", "Layer", "LayoutError", "Match", "Model", "Needs", "NotFound",
     "OutOfRange", "PermissionDenied", "Published", "Read", "ResourceExhausted", "RetryableError",
     "Selection", "Sequence", "Step", "Tls", "Unauthenticated", "Unavailable", "Unimplemented",
-    "Unknown", "Worker", "WrongDevice", "attach", "attempts", "library_version",
+    "Unknown", "Unsupported", "Worker", "WrongDevice", "attach", "attempts", "library_version",
 ]

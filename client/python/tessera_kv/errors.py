@@ -146,6 +146,10 @@ class LayoutError(InvalidArgument):
     """A tensor whose rows strides cannot express. Nothing is copied silently."""
 
 
+class Unsupported(Unimplemented):
+    """A model, or a way to call it, that an adapter does not serve. Names the layer and the value."""
+
+
 class WrongDevice(InvalidArgument):
     """A tensor on another device than the daemon's memory."""
 
