@@ -175,11 +175,34 @@ def processor() -> str:
     return "unknown processor"
 
 
+def measure_hf(options: argparse.Namespace) -> int:
+    """SmolLM2 through transformers' generate()."""
+    from .hf import bench as hf_bench
+
+    daemon = None if options.address else Daemon("--pool-bytes=4GiB")
+    try:
+        print(processor())
+        hf_bench.main(options.address or (daemon.address if daemon else ""), options.dtype,
+                      options.tokens, options.batch, options.new_tokens, options.rounds)
+    finally:
+        if daemon is not None:
+            daemon.close()
+    return 0
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--address", default="", help="a daemon; default: a temporary one")
     parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--hf", action="store_true", help="SmolLM2 in transformers instead")
+    parser.add_argument("--dtype", default="bfloat16", help="with --hf: of the model")
+    parser.add_argument("--tokens", type=int, nargs="+", default=[512, 2048], help="with --hf")
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 8], help="with --hf")
+    parser.add_argument("--new-tokens", type=int, default=32, help="with --hf")
+    parser.add_argument("--rounds", type=int, default=3, help="with --hf")
     options = parser.parse_args()
+    if options.hf:
+        return measure_hf(options)
     daemon = None if options.address else Daemon()
     try:
         worker = attach(options.address or (daemon.address if daemon else ""), name="bench")

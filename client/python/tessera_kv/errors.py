@@ -147,7 +147,7 @@ class LayoutError(InvalidArgument):
 
 
 class Unsupported(Unimplemented):
-    """A model, or a way to call it, that an adapter does not serve. Names the layer and the value."""
+    """A model or a call that an adapter does not serve. Names the layer and the value."""
 
 
 class WrongDevice(InvalidArgument):

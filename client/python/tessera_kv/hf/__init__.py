@@ -25,6 +25,7 @@ from . import attention as _attention
 from . import versions
 from .cache import TesseraCache, TesseraLayer
 from .geometry import NAME, Geometry, geometry
+from .passes import Setting
 from .report import Report, RowReport
 
 __all__ = ["Geometry", "Report", "RowReport", "TesseraCache", "TesseraLayer", "cache", "generate",
@@ -43,14 +44,15 @@ def cache(
     worker: Worker | None = None,
     threads: int | None = None,
     timeout: float = 10.0,
+    background: bool = False,
     delimiters: Iterable[int] = (),
 ) -> TesseraCache:
     """A cache for one batch of this model. Unsupported names what the daemon cannot serve.
 
     `address` of the daemon, or a `worker` that is attached already. `policy`: of every row.
     `threads` compute attention, by default as many as torch has. `timeout`: seconds to wait for
-    room in the tail rings. `delimiters`: ids of tokens that end a chunk of text, for policies that
-    need them.
+    room in the tail rings. `background`: do not wait until a prompt is compressed. `delimiters`:
+    ids of tokens that end a chunk of text, for policies that need them.
     """
     found = geometry(model)
     own = worker is None
@@ -62,7 +64,7 @@ def cache(
             found.name, layers=found.layers, dtype=found.dtype, rope_theta=found.rope_theta,
             rope_frequencies=found.rope_frequencies, delimiters=delimiters,
         )
-        made = TesseraCache(worker, registered, found, policy, timeout,
+        made = TesseraCache(Setting(worker, registered, timeout, background), found, policy,
                             worker.close if own else lambda: None)
     except BaseException:
         if own:

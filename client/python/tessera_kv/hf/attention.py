@@ -10,6 +10,7 @@ from ..errors import InvalidArgument, Unsupported
 from ..model import Layer
 from .cache import take_update
 from .passes import attend_alone
+from .places import Places
 
 
 @torch.compiler.disable
@@ -41,8 +42,8 @@ def attention(module: Any, query: Any, key: Any, value: Any, attention_mask: Any
             f"layer {number} has another cache than a TesseraCache: pass tessera_kv.hf.cache(...), "
             "or use tessera_kv.hf.generate", "argument"
         )
-    counts = _counts(attention_mask, query)
-    return attend_alone(shape, counts, query, key, value), None
+    places = Places(query.shape[0], query.shape[2], attention_mask)
+    return attend_alone(shape, places, query, key, value), None
 
 
 def _sinks(module: Any, given: Any) -> tuple[float, ...]:
@@ -55,20 +56,6 @@ def _sinks(module: Any, given: Any) -> tuple[float, ...]:
             given, given._version, tuple(given.detach().float().tolist()))
     values: tuple[float, ...] = known[2]
     return values
-
-
-def _counts(mask: Any, query: Any) -> list[int]:
-    """Tokens of each row, the last columns."""
-    batch, columns = query.shape[0], query.shape[2]
-    if mask is None:
-        return [columns] * batch
-    counts: list[int] = mask.sum(1).tolist()
-    for row, count in enumerate(counts):
-        if not bool(mask[row, columns - count:].all()):
-            raise Unsupported(
-                f"attention_mask of row {row} has padding behind tokens; pad on the left"
-            )
-    return counts
 
 
 def mask(*arguments: Any, **options: Any) -> Any:
@@ -104,13 +91,9 @@ def _check_pattern(options: dict[str, Any]) -> None:
         hidden = first + query + 1 - int(seen[: first + query + 1].sum())
         if bool(seen[:hidden].any()):
             raise Unsupported("the mask has gaps: sequences that are packed are not served")
-        if hidden:
-            _check_window(options, hidden, first + query)
-
-
-def _check_window(options: dict[str, Any], hidden: int, query: int) -> None:
-    """Tokens may be hidden by a window only: of the same length wherever it is looked at."""
-    window = query + 1 - hidden
-    known = options.get("local_size")
-    if known is not None and window != known:
-        raise Unsupported(f"the mask hides the first {hidden} tokens: they cannot be packed")
+        window = options.get("local_size") or getattr(options.get("config"), "sliding_window", None)
+        if hidden and first + query + 1 - hidden != window:
+            raise Unsupported(
+                f"the mask hides the first {hidden} tokens from token {first + query}: sequences "
+                "that are packed are not served"
+            )

@@ -12,17 +12,12 @@ from typing import Any, Literal
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from ..errors import (
-    Aborted,
-    FailedPrecondition,
-    InvalidArgument,
-    Unsupported,
-)
-from ..model import Layer, Model
+from ..errors import Aborted, FailedPrecondition, InvalidArgument, Unsupported
+from ..model import Layer
 from ..sequence import Sequence
-from ..worker import Worker
 from .geometry import Geometry
-from .passes import STEP_TOKENS, Chunk, Pass, Prompt, Step
+from .passes import STEP_TOKENS, Chunk, Pass, Prompt, Setting, Step
+from .places import Places
 from .report import Report, RowReport, dense_bytes
 
 _ATTEMPTS = 8  # of a forward whose step the daemon aborts
@@ -94,16 +89,16 @@ class TesseraCache(Cache):
     Each row of the batch is a sequence of the daemon (`rows`). Used by one thread at a time.
     """
 
-    def __init__(self, worker: Worker, model: Model, geometry: Geometry, policy: str,
-                 timeout: float, on_close: Callable[[], None]) -> None:
+    def __init__(self, setting: Setting, geometry: Geometry, policy: str,
+                 on_close: Callable[[], None]) -> None:
         super().__init__(
-            layers=[TesseraLayer(self, number) for number in range(len(model.layers))]
+            layers=[TesseraLayer(self, number) for number in range(len(setting.model.layers))]
         )
-        self.worker = worker
-        self.model = model
+        self.setting = setting
+        self.worker = setting.worker
+        self.model = setting.model
         self.geometry = geometry
         self.policy = policy
-        self.timeout = timeout
         self.rows: list[Sequence] = []
         self.columns = 0
         self.ids: list[list[int] | None] = []  # of each row's tokens, None: not known
@@ -170,7 +165,7 @@ class TesseraCache(Cache):
         output = running.attend(number, query, key, value)
         running.next_layer += 1
         if running.next_layer == len(self.layers):
-            self._finish(running, query.shape[2])
+            self._finish(running)
         self._seconds[not isinstance(running, Step)] += time.perf_counter() - start
         return output
 
@@ -179,7 +174,8 @@ class TesseraCache(Cache):
         if shape != known:
             different = [
                 f"{name} {getattr(shape, name)} (registered: {getattr(known, name)})"
-                for name in Layer.__dataclass_fields__ if getattr(shape, name) != getattr(known, name)
+                for name in Layer.__dataclass_fields__
+                if getattr(shape, name) != getattr(known, name)
             ]
             raise Unsupported(f"layer {number} was called with {', '.join(different)}")
 
@@ -192,75 +188,68 @@ class TesseraCache(Cache):
             raise InvalidArgument(
                 f"the batch has {batch} rows; the cache holds {len(self.rows)}", "argument"
             )
-        counts = self._counts(columns, mask)
-        worker, model = self.worker, self.model
+        places = self._places(columns, mask)
         if self.columns == 0:
-            return Prompt(worker, model, self.rows, counts, self._leaders(counts))
+            return Prompt(self.setting, self.rows, places, self._leaders(places))
         for row in self.rows:
             if row.next_position != row.tokens:
                 raise Unsupported(f'policy "{self.policy}" moves positions')
-        if columns <= STEP_TOKENS and any(counts):
-            return Step(worker, model, self.rows, counts, self.timeout)
-        return Chunk(worker, model, self.rows, counts, self.timeout)
+        if columns <= STEP_TOKENS and places.active:
+            return Step(self.setting, self.rows, places)
+        return Chunk(self.setting, self.rows, places)
 
-    def _counts(self, columns: int, mask: Any) -> list[int]:
-        """Tokens of each row among the new columns."""
+    def _places(self, columns: int, mask: Any) -> Places:
+        """Where the tokens of each row are among the new columns."""
         held = [row.tokens for row in self.rows]
         if mask is None:
             for number, tokens in enumerate(held):
                 if tokens != self.columns:
                     raise InvalidArgument(
-                        f"row {number} began with {self.columns - tokens} columns of padding; "
+                        f"row {number} has {self.columns - tokens} columns of padding; "
                         "attention_mask must say so in every forward", "argument"
                     )
-            return [columns] * len(held)
-        old, new = mask[:, : self.columns], mask[:, self.columns:]
-        if new.shape[1] != columns or old.shape[1] != self.columns:
+            return Places(len(held), columns)
+        if mask.shape[1] != self.columns + columns:
             raise InvalidArgument(
                 f"attention_mask has {mask.shape[1]} columns; the cache has {self.columns}, the "
                 f"forward {columns}", "argument"
             )
-        counts: list[int] = new.sum(1).tolist()
-        for number, (tokens, count) in enumerate(zip(held, counts)):
-            if int(old[number].sum()) != tokens:
+        for number, (tokens, old) in enumerate(zip(held, mask[:, : self.columns].sum(1).tolist())):
+            if old != tokens:
                 raise Unsupported(
-                    f"attention_mask of row {number} has {int(old[number].sum())} tokens of the "
-                    f"cache's {tokens}: tokens cannot be hidden later"
+                    f"attention_mask of row {number} has {old} tokens of the cache's {tokens}: "
+                    "tokens cannot be hidden later"
                 )
-            if not bool(new[number, columns - count:].all()):
-                raise Unsupported(
-                    f"attention_mask of row {number} has padding behind tokens; pad on the left"
-                )
-        return counts
+        return Places(len(held), columns, mask[:, self.columns:])
 
-    def _leaders(self, counts: list[int]) -> list[int]:
+    def _leaders(self, places: Places) -> list[int]:
         """For each row of a prompt, the first one with the same tokens."""
         first: dict[tuple[int, ...], int] = {}
         leaders = []
-        for row, count in enumerate(counts):
-            ids = self._added_ids(row, count)
-            leaders.append(row if not ids else first.setdefault(tuple(ids), row))
+        for row in range(len(self.rows)):
+            ids = self._added_ids(row, places)
+            leaders.append(first.setdefault(tuple(ids), row) if ids else row)
         return leaders
 
-    def _added_ids(self, row: int, count: int) -> list[int] | None:
-        if self._new_ids is None:
-            return None
-        return self._new_ids[row][len(self._new_ids[row]) - count:]
+    def _added_ids(self, row: int, places: Places) -> list[int] | None:
+        return None if self._new_ids is None else places.ids(self._new_ids[row], row)
 
-    def _finish(self, running: Pass, columns: int) -> None:
-        added = [self._added_ids(row, count) for row, count in enumerate(running.counts)]
-        for number, (row, ids) in enumerate(zip(running.rows, added)):
-            if row.needs.token_ids and running.counts[number]:
-                if ids is None:
-                    raise Unsupported(
-                        f'policy "{self.policy}" needs token ids: pass input_ids, not inputs_embeds'
-                    )
-        running.finish()
+    def _finish(self, running: Pass) -> None:
+        places = running.places
+        added = [self._added_ids(row, places) for row in range(len(self.rows))]
+        for number in places.active:
+            row, ids = self.rows[number], added[number]
+            if row.needs.token_ids and ids is None:
+                raise Unsupported(
+                    f'policy "{self.policy}" needs token ids: pass input_ids to the model that '
+                    "cache() was given"
+                )
+        running.finish(added)
         self.rows = running.rows
         for number, ids in enumerate(added):
             known = self.ids[number]
             self.ids[number] = None if known is None or ids is None else known + ids
-        self.columns += columns
+        self.columns += places.columns
         self._forwards += 1
         self._pass = None
 
@@ -274,7 +263,7 @@ class TesseraCache(Cache):
 
     @property
     def is_croppable(self) -> bool:
-        """Whether the newest tokens can be taken back: not under policies that drop while decoding."""
+        """Whether the newest tokens can be taken back: not if the policy drops while decoding."""
         return not any(row.needs.while_decoding for row in self.rows)
 
     def reset(self) -> None:
@@ -285,7 +274,7 @@ class TesseraCache(Cache):
         self.rows, self.ids, self.columns = [], [], 0
 
     def _select(self, indices: list[int]) -> None:
-        """Row i becomes what row indices[i] was. The first use of a row moves it, others fork it."""
+        """Row i becomes what row indices[i] was. The first use of a row moves it, others fork."""
         self.abandon()
         old, ids = self.rows, self.ids
         moved: set[int] = set()
@@ -331,20 +320,13 @@ class TesseraCache(Cache):
     def fork(self, count: int = 1) -> TesseraCache:
         """A cache with every row `count` times. It copies nothing, and this one remains."""
         self.abandon()
-        made = TesseraCache(self.worker, self.model, self.geometry, self.policy, self.timeout,
-                            lambda: None)
+        made = TesseraCache(self.setting, self.geometry, self.policy, lambda: None)
         for row, ids in zip(self.rows, self.ids):
             for _ in range(count):
                 made.rows.append(row.fork())
                 made.ids.append(None if ids is None else list(ids))
         made.columns = self.columns
         return made
-
-    def wait(self) -> None:
-        """Waits until the daemon has compressed what it holds of a prompt."""
-        for row in self.rows:
-            if row.policy:
-                row.compress()
 
     def match(self, input_ids: Any, attention_mask: Any = None, *, wait: float = 0.0) -> int:
         """Begins an empty cache with what other workers have published of these prompts.
@@ -373,7 +355,8 @@ class TesseraCache(Cache):
             elif tokens == match.tokens:
                 self.rows.append(self.worker.fork(match))
             else:
-                self.rows.append(self.worker.fork(match, tokens=min(match.tokens, -(-tokens // 32) * 32)))
+                whole = min(match.tokens, -(-tokens // 32) * 32)  # forks are of whole tiles
+                self.rows.append(self.worker.fork(match, tokens=whole))
                 self.rows[-1].truncate(tokens)
             self.ids.append(row[:tokens])
         self.columns = covered
@@ -387,7 +370,7 @@ class TesseraCache(Cache):
         made = []
         for number, (row, ids) in enumerate(zip(self.rows, self.ids)):
             if ids is None:
-                raise Unsupported(f"the token ids of row {number} are not known: it had inputs_embeds")
+                raise Unsupported(f"the ids of row {number} are not known: it had inputs_embeds")
             made.append(row.publish(ids, ttl=ttl, pinned=pinned).prefix)
         return made
 

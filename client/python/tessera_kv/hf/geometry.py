@@ -1,4 +1,4 @@
-"""What Tessera must know of a transformers model: its layers, its RoPE, and which weights it has."""
+"""What Tessera must know of a transformers model: layers, RoPE, and which weights it has."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def attention_modules(model: Any) -> list[Any]:
             found.setdefault(index, module)
     for layer in range(config.num_hidden_layers):
         if layer not in found:
-            raise Unsupported(f"layer {layer} of {config.model_type} has no attention that is known")
+            raise Unsupported(f"layer {layer} of {config.model_type} has no known attention")
     return [found[layer] for layer in range(config.num_hidden_layers)]
 
 

@@ -1,52 +1,57 @@
 """One forward of the model: what happens to a batch's rows from its first to its last layer.
 
-A row is one sequence of the batch. `counts` says how many of its columns in this forward hold
-tokens: the last ones, since padding is on the left. A pass changes no row before `finish`, or takes
-the change back in `abandon`, so that a forward can be repeated.
+A row is one sequence of the batch. A pass changes no row before `finish`, or takes the change back
+in `abandon`, so that a forward can be repeated.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence as AnySequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from ..errors import FailedPrecondition
 from ..model import Layer, Model
 from ..read import Read
 from ..sequence import Sequence
 from ..worker import Worker
 from . import exact
+from .places import Places
 
 # A forward of so many tokens behind others is a step; more are attended in bulk. A step may have
 # more, but its tail ring must have room for them.
 STEP_TOKENS = 32
 
 
+@dataclass(frozen=True)
+class Setting:
+    """What all passes of a cache share."""
+
+    worker: Worker
+    model: Model
+    timeout: float  # seconds to wait for room in the tail rings
+    background: bool  # prompts are compressed while the model decodes
+
+
 class Pass(ABC):
     """One forward. `attend` is called once per layer, in order; then `finish` or `abandon`."""
 
-    def __init__(self, worker: Worker, model: Model, rows: AnySequence[Sequence],
-                 counts: AnySequence[int]) -> None:
-        self.worker = worker
-        self.model = model
+    def __init__(self, setting: Setting, rows: AnySequence[Sequence], places: Places) -> None:
+        self.setting = setting
         self.rows = list(rows)
-        self.counts = list(counts)
+        self.places = places
         self.next_layer = 0
-
-    def part(self, tensor: Any, row: int) -> Any:
-        """A row's new tokens of [batch, heads, columns, dim], as [tokens, heads, dim]."""
-        columns = tensor.shape[2]
-        return tensor[row, :, columns - self.counts[row]:].transpose(0, 1)
 
     @abstractmethod
     def attend(self, layer: int, query: Any, key: Any, value: Any) -> Any:
         """[batch, heads, columns, dim] in, [batch, columns, heads, dim] out."""
 
     @abstractmethod
-    def finish(self) -> None:
-        """Commits the new tokens of every row."""
+    def finish(self, ids: AnySequence[AnySequence[int] | None]) -> None:
+        """Commits the new tokens of every row, which have these ids."""
 
     @abstractmethod
     def abandon(self) -> None:
@@ -55,22 +60,28 @@ class Pass(ABC):
     def observe(self, layer: int, row: int, query: Any, key: Any, first_token: int) -> None:
         """Lets the policy see a prompt."""
         if self.rows[row].needs.queries:
-            self.rows[row].observe(layer, self.part(query, row), self.part(key, row),
-                                   first_token=first_token, prompt_tokens=self.counts[row])
+            take = self.places.take
+            self.rows[row].observe(layer, take(query, row), take(key, row),
+                                   first_token=first_token, prompt_tokens=self.places.counts[row])
+
+    def observe_ids(self, row: int, ids: AnySequence[int] | None, first_token: int) -> None:
+        """Tells a policy that asks for them the ids of new tokens."""
+        if ids is not None and self.rows[row].needs.token_ids:
+            self.rows[row].observe_tokens(ids, first_token=first_token)
 
 
-def attend_alone(shape: Layer, counts: AnySequence[int], query: Any, key: Any, value: Any) -> Any:
+def attend_alone(shape: Layer, places: Places, query: Any, key: Any, value: Any) -> Any:
     """Causal attention within the new columns, row by row where there is padding."""
-    columns = query.shape[2]
-    if all(count == columns for count in counts):
+    if places.is_full:
         return exact.plain(shape, query, key, value)
-    output = torch.zeros_like(query.transpose(1, 2))
-    for row, count in enumerate(counts):
-        if count:
-            where = slice(row, row + 1), slice(None), slice(columns - count, None)
-            output[row, columns - count:] = exact.plain(shape, query[where], key[where],
-                                                        value[where])[0]
-    return output
+    rows = places.active
+    found = [
+        exact.plain(shape, *(tensor[row:row + 1, :, places.where[row]]
+                             for tensor in (query, key, value)))[0]
+        for row in rows
+    ]
+    return places.put(torch.cat(found), rows, query) if rows else torch.zeros_like(
+        query.transpose(1, 2))
 
 
 class Prompt(Pass):
@@ -80,27 +91,29 @@ class Prompt(Pass):
     them. `abandon` removes what layers have appended.
     """
 
-    def __init__(self, worker: Worker, model: Model, rows: AnySequence[Sequence],
-                 counts: AnySequence[int], leaders: AnySequence[int]) -> None:
-        super().__init__(worker, model, rows, counts)
+    def __init__(self, setting: Setting, rows: AnySequence[Sequence], places: Places,
+                 leaders: AnySequence[int]) -> None:
+        super().__init__(setting, rows, places)
         self.leaders = list(leaders)
 
     def attend(self, layer: int, query: Any, key: Any, value: Any) -> Any:
-        for row, leader in enumerate(self.leaders):
-            if row == leader and self.counts[row]:
+        take = self.places.take
+        for row in self.places.active:
+            if self.leaders[row] == row:
                 self.observe(layer, row, query, key, 0)
-                self.rows[row].append(self.part(key, row), self.part(value, row), layer=layer)
-        return attend_alone(self.model.layers[layer], self.counts, query, key, value)
+                self.rows[row].append(take(key, row), take(value, row), layer=layer)
+        return attend_alone(self.setting.model.layers[layer], self.places, query, key, value)
 
-    def finish(self) -> None:
+    def finish(self, ids: AnySequence[AnySequence[int] | None]) -> None:
         followed = {leader for row, leader in enumerate(self.leaders) if row != leader}
-        for row in sorted(set(self.leaders)):
-            if not self.rows[row].policy or not self.counts[row]:
+        for row in self.places.active:
+            if self.leaders[row] != row or not self.rows[row].policy:
                 continue
-            if row in followed:
-                self.rows[row].compress()  # forks then share what it leaves
-            else:
+            self.observe_ids(row, ids[row], 0)
+            if self.setting.background and row not in followed:
                 self.rows[row].end_prompt()
+            else:  # forks then share what it leaves
+                self.rows[row].compress()
         for row, leader in enumerate(self.leaders):
             if row != leader:
                 empty, self.rows[row] = self.rows[row], self.rows[leader].fork()
@@ -114,111 +127,106 @@ class Prompt(Pass):
 class Step(Pass):
     """A few tokens behind others: one step of the library for the whole batch."""
 
-    def __init__(self, worker: Worker, model: Model, rows: AnySequence[Sequence],
-                 counts: AnySequence[int], timeout: float) -> None:
-        super().__init__(worker, model, rows, counts)
-        self.active = [row for row, count in enumerate(self.counts) if count]
-        few = {self.counts[row] for row in self.active}
-        self.is_whole = len(self.active) == len(self.rows) and len(few) == 1
-        self.step = worker.step(
+    def __init__(self, setting: Setting, rows: AnySequence[Sequence], places: Places) -> None:
+        super().__init__(setting, rows, places)
+        self.active = places.active
+        counts = [places.counts[row] for row in self.active]
+        self.step = setting.worker.step(
             [self.rows[row] for row in self.active],
-            new_tokens=few.pop() if len(few) == 1 else [self.counts[row] for row in self.active],
-            timeout=timeout,
+            new_tokens=counts[0] if len(set(counts)) == 1 else counts,
+            timeout=setting.timeout,
         )
 
     def attend(self, layer: int, query: Any, key: Any, value: Any) -> Any:
         batch, heads, columns, dim = query.shape
-        if self.is_whole and columns == self.counts[0]:
+        if self.places.is_full:
             given = [tensor.transpose(1, 2) for tensor in (query, key, value)]
             if batch > 1 and columns > 1:  # rows do not follow each other at one distance
                 given = [tensor.contiguous() for tensor in given]
             output = query.new_empty((batch, columns, heads, dim))
             return self.step.attend(layer, *given, out=output)
-        parts = [torch.cat([self.part(tensor, row) for row in self.active])
-                 for tensor in (query, key, value)]
+        parts = [self.places.together(tensor, self.active) for tensor in (query, key, value)]
         found = self.step.attend(layer, *parts, out=torch.empty_like(parts[0]))
-        return scatter(found, self.active, self.counts, query)
+        return self.places.put(found, self.active, query)
 
-    def finish(self) -> None:
+    def finish(self, ids: AnySequence[AnySequence[int] | None]) -> None:
         self.step.end()
+        for row in self.active:
+            self.observe_ids(row, ids[row], self.rows[row].tokens - self.places.counts[row])
 
     def abandon(self) -> None:
         self.step.abandon()
 
 
-def scatter(found: Any, active: AnySequence[int], counts: AnySequence[int], query: Any) -> Any:
-    """Puts [tokens of active rows, heads, dim] where they belong in [batch, columns, heads, dim]."""
-    output = torch.zeros_like(query.transpose(1, 2))
-    begin = 0
-    for row in active:
-        output[row, query.shape[2] - counts[row]:] = found[begin:begin + counts[row]]
-        begin += counts[row]
-    return output
-
-
 class Chunk(Pass):
     """Many tokens behind others: attention over the cache, merged with attention among themselves.
 
-    Keys and values of all layers are kept until `finish` appends them in bulk.
+    Keys and values of all layers are kept until `finish` appends them in bulk: a read takes the
+    sequences until it ends.
     """
 
-    def __init__(self, worker: Worker, model: Model, rows: AnySequence[Sequence],
-                 counts: AnySequence[int], timeout: float) -> None:
-        super().__init__(worker, model, rows, counts)
+    def __init__(self, setting: Setting, rows: AnySequence[Sequence], places: Places) -> None:
+        super().__init__(setting, rows, places)
         self.before = [row.tokens for row in self.rows]
-        self.held = [row for row, count in enumerate(self.counts) if count and self.before[row]]
-        self.kept: list[tuple[Any, Any]] = []
-        self.read: Read | None = None
-        self.seen: list[tuple[Any, Any]] = []
-        # The read takes the sequences, so what the policy observes waits for its end.
+        self.held = [row for row in places.active if self.before[row]]
+        self.kept: list[tuple[Any, Any, Any]] = []
         self.observes = any(row.needs.queries for row in self.rows)
+        self.read: Read | None = None
         if self.held:
-            self.read = worker.read([self.rows[row] for row in self.held], timeout=timeout)
+            self.read = setting.worker.read([self.rows[row] for row in self.held],
+                                            timeout=setting.timeout)
 
     def attend(self, layer: int, query: Any, key: Any, value: Any) -> Any:
-        self.kept.append((key, value))
-        if self.observes:
-            self.seen.append((query, key))
-        shape = self.model.layers[layer]
+        self.kept.append((query if self.observes else None, key, value))
+        shape, places = self.setting.model.layers[layer], self.places
         if self.read is None:
-            return attend_alone(shape, self.counts, query, key, value)
-        queries = torch.cat([self.part(query, row) for row in self.held])
-        lse = torch.empty(queries.shape[:2], dtype=torch.float32)
-        found = self.read.attend(
-            layer, queries, out=torch.empty(queries.shape, dtype=torch.float32), lse=lse,
-            causal=False, queries=[self.counts[row] for row in self.held],
+            return attend_alone(shape, places, query, key, value)
+        queries = places.together(query, self.held)
+        before = torch.empty(queries.shape, dtype=torch.float32)
+        before_lse = torch.empty(queries.shape[:2], dtype=torch.float32)
+        self.read.attend(
+            layer, queries, out=before, lse=before_lse, causal=False,
+            queries=[places.counts[row] for row in self.held],
             first_query_position=[self.before[row] for row in self.held],
         )
-        output = torch.zeros_like(query.transpose(1, 2))
-        columns, begin = query.shape[2], 0
-        for row, count in enumerate(self.counts):
-            if not count:
-                continue
-            where = slice(row, row + 1), slice(None), slice(columns - count, None)
-            own, own_lse = exact.causal(shape, query[where], key[where], value[where])
-            own, own_lse = own[0].transpose(0, 1), own_lse[0].transpose(0, 1)
+        found, begin = [], 0
+        for row in places.active:
+            own, lse = exact.causal(shape, *(tensor[row:row + 1, :, places.where[row]]
+                                             for tensor in (query, key, value)))
+            own, lse = own[0].transpose(0, 1), lse[0].transpose(0, 1)
             if row in self.held:
-                end = begin + count
-                merged = exact.merge(found[begin:end], lse[begin:end], own, own_lse)
+                end = begin + places.counts[row]
+                own = exact.merge(before[begin:end], before_lse[begin:end], own, lse)
                 begin = end
             else:
-                merged = exact.with_sinks(shape, own, own_lse)
-            output[row, columns - count:] = merged
-        return output
+                own = exact.with_sinks(shape, own, lse)
+            found.append(own)
+        return places.put(torch.cat(found), places.active, query)
 
-    def finish(self) -> None:
+    def finish(self, ids: AnySequence[AnySequence[int] | None]) -> None:
         if self.read is not None:
             self.read.end()
             self.read = None
-        for row, sequence in enumerate(self.rows):
-            if not self.counts[row]:
-                continue
-            for layer, (query, key) in enumerate(self.seen):
-                self.observe(layer, row, query, key, self.before[row])
-            for layer, (key, value) in enumerate(self.kept):
-                sequence.append(self.part(key, row), self.part(value, row), layer=layer)
+        take = self.places.take
+        for row in self.places.active:
+            sequence = self.rows[row]
+            for layer, (query, key, value) in enumerate(self.kept):
+                if query is not None:
+                    self.observe(layer, row, query, key, self.before[row])
+                sequence.append(take(key, row), take(value, row), layer=layer)
             if sequence.policy:
-                sequence.end_prompt()
+                self.observe_ids(row, ids[row], self.before[row])
+                self.compress(sequence)
+
+    def compress(self, sequence: Sequence) -> None:
+        """Does nothing if the policy needs to have observed decoded tokens."""
+        if self.setting.background:
+            sequence.end_prompt()
+            return
+        try:
+            sequence.compress()
+        except FailedPrecondition:
+            pass
 
     def abandon(self) -> None:
         if self.read is not None:

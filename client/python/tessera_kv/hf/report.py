@@ -33,13 +33,13 @@ class Report:
 
     def __str__(self) -> str:
         lines = [f"policy {self.policy or 'dense'}: {self.forwards} forwards, "
-                 f"{self.repeated} repeated; attention took {self.prompt_seconds:.2f} s in prompts, "
-                 f"{self.decode_seconds:.2f} s in steps",
-                 "row  tokens  kept    bytes      shared     of dense"]
+                 f"{self.repeated} repeated; attention took {self.prompt_seconds:.2f} s in prompts,"
+                 f" {self.decode_seconds:.2f} s in steps",
+                 "row   tokens   kept       bytes      shared  of dense"]
         for number, row in enumerate(self.rows):
             share = row.tile_bytes / row.dense_bytes if row.dense_bytes else 0.0
-            lines.append(f"{number:<4} {row.tokens:<7} {row.tokens_kept:<7.0%} {row.tile_bytes:<10} "
-                         f"{row.shared_bytes:<10} {share:.0%}")
+            lines.append(f"{number:>3} {row.tokens:>8} {row.tokens_kept:>6.0%} "
+                         f"{row.tile_bytes:>11} {row.shared_bytes:>11} {share:>9.0%}")
         return "\n".join(lines)
 
 
