@@ -1,7 +1,7 @@
 """What tests of `tessera_kv.hf` share: an interpreter with transformers, and tiny models.
 
-Without transformers, a test runs again with the newest environment that
-`client/python/tools/hf-environment` has made, or is skipped.
+An interpreter without transformers is replaced by one of tests/ops/tools, which fetches 1.7 GB
+once; where it cannot be had, the test is skipped.
 """
 
 import copy
@@ -9,29 +9,19 @@ import os
 import pathlib
 import sys
 
-ENVIRONMENTS = pathlib.Path.home() / ".cache/tessera"
-SKIPPED = 77
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests/ops"))
+import cases  # noqa: E402
 
-
-def _transformers_or_skip():
-    try:
-        import transformers  # noqa: F401
-    except ImportError as error:
-        found = sorted(ENVIRONMENTS.glob("hf-*/bin/python3"),
-                       key=lambda path: [int(part) for part in
-                                         path.parts[-3].removeprefix("hf-").split(".")])
-        if not found or sys.executable == str(found[-1]):
-            print(f"skipped: {error}; client/python/tools/hf-environment makes an environment",
-                  file=sys.stderr)
-            sys.exit(SKIPPED)
-        os.execv(found[-1], [str(found[-1]), *sys.argv])
-
-
-_transformers_or_skip()
+SKIPPED = cases.SKIPPED
 os.environ["HF_HUB_OFFLINE"] = "1"
+try:
+    import transformers
+except ImportError:
+    cases.use_environment("python-hf-5.24")
+    import transformers
 
 import torch  # noqa: E402
-import transformers  # noqa: E402
 
 import support  # noqa: E402, F401  (finds the package)
 import tessera_kv.hf as thf  # noqa: E402

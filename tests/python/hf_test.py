@@ -1,6 +1,11 @@
 """`tessera_kv.hf`: tiny models of five architectures against transformers' own caches."""
 
 import copy
+import os
+import pathlib
+import subprocess
+import sys
+import time
 from unittest import mock
 
 import torch
@@ -174,7 +179,8 @@ class Generation(WithCache):
     def test_policies(self):
         _, model = models("llama", torch.bfloat16, seed=self.seed)
         ids = text(2, 300)
-        for policy in ("chunkkv:budget=0.35", "snapkv:budget=0.35", "quest", "h2o:heavy=32,recent=32",
+        for policy in ("chunkkv:budget=0.35", "snapkv:budget=0.35", "quest",
+                       "h2o:heavy=32,recent=32",
                        "semantickv:sink=4,keep_total=0.3", "streaming:recent=64", "tova:budget=64",
                        "semanticache:delimiters=0,key_space=pre", "think", "lacache:budget=64",
                        "pyramidkv:budget=0.35", "mosaickv:keep=0.375,select=0,min_segment=32",
@@ -224,11 +230,11 @@ class Caches(WithCache):
     def test_what_is_closed_is_freed(self):
         _, model = models("llama", seed=self.seed)
         with tk.attach(self.daemon.address) as worker:
-            before = worker.stats()["tenant"]["sequences"]
+            before = worker.stats()["tenants"][0]["sequences"]
             with thf.cache(model, worker=worker) as cache:
                 self.mine(model, cache, text(4, 100))
-                self.assertGreater(worker.stats()["tenant"]["sequences"], before)
-            self.assertEqual(worker.stats()["tenant"]["sequences"], before)
+                self.assertGreater(worker.stats()["tenants"][0]["sequences"], before)
+            self.assertEqual(worker.stats()["tenants"][0]["sequences"], before)
 
     def test_an_error_in_a_forward_changes_nothing(self):
         eager, model = models("llama", seed=self.seed)
@@ -238,7 +244,8 @@ class Caches(WithCache):
             cache = self.cache(model, policy="")
             if cut:
                 thf.prefill(model, cache, ids[:, :cut])
-            with mock.patch.object(model.model.layers[2].mlp, "forward", side_effect=ZeroDivisionError):
+            with mock.patch.object(model.model.layers[2].mlp, "forward",
+                                   side_effect=ZeroDivisionError):
                 with self.assertRaises(ZeroDivisionError):
                     thf.prefill(model, cache, ids)
             self.assertEqual([row.tokens for row in cache.rows], [cut] * 2)
@@ -255,6 +262,70 @@ class Caches(WithCache):
         self.assertLess(report.rows[0].tokens_kept, 0.5)
         self.assertGreater(report.prompt_seconds, 0)
         self.assertRegex(str(report), r"policy snapkv.*10 forwards")
+
+
+PUBLISH = """
+import sys, torch
+from hf_support import models
+import tessera_kv.hf as thf
+_, model = models("qwen2", seed=5)
+torch.manual_seed(6)
+head = torch.randint(3, 128, (1, 128))
+with thf.cache(model, sys.argv[1], policy=sys.argv[2]) as cache:
+    thf.prefill(model, cache, head)
+    print(len(cache.publish(ttl=600)))
+"""
+
+
+class Prefixes(WithCache):
+    def publish(self, policy):
+        """Another process computes 128 tokens and publishes them."""
+        tests = pathlib.Path(__file__).parent
+        subprocess.run([sys.executable, "-c", PUBLISH, self.daemon.address, policy], check=True,
+                       timeout=300, env={**os.environ, "PYTHONPATH": os.pathsep.join(
+                           [str(tests), os.environ.get("PYTHONPATH", "")])})
+        torch.manual_seed(6)
+        return text(1, 128)
+
+    def test_a_prefix_of_another_process(self):
+        head = self.publish("")
+        eager, model = models("qwen2", seed=5)
+        tails = text(3, 40)
+        ids = torch.cat([head.expand(3, -1), tails], 1)
+        mask = torch.ones_like(ids)
+        ids[1, :17] = mask[1, :17] = 0  # begins elsewhere: nothing matches
+        cache = self.cache(model)
+        self.assertEqual(cache.match(ids, mask), 0)
+        wanted = self.greedy(eager, ids, attention_mask=mask)
+        got = self.mine(model, cache, ids, attention_mask=mask)
+        self.assertEqual(got.tolist(), wanted.tolist())
+        # Rows that begin with it, one behind padding.
+        ids = torch.zeros(2, 180, dtype=torch.long)
+        ids[0, 12:] = torch.cat([head[0], tails[0]])
+        ids[1] = torch.cat([head[0], tails[1], tails[2, :12]])
+        mask = (ids > 0).long()
+        cache = self.cache(model)
+        self.assertEqual(cache.match(ids, mask), 128)
+        self.assertEqual([row.tokens for row in cache.rows], [116, 128])
+        shared = [row.describe().shared_tile_bytes for row in cache.rows]
+        self.assertTrue(all(shared), shared)
+        wanted = self.greedy(eager, ids, attention_mask=mask)
+        got = self.mine(model, cache, ids, attention_mask=mask)
+        self.assertEqual(got.tolist(), wanted.tolist())
+        # Never all of a prompt: its last token gives the first logits.
+        self.assertLess(self.cache(model).match(head), 128)
+
+    def test_a_prefix_under_a_policy_that_drops(self):
+        policy = "streaming:recent=32"
+        head = self.publish(policy)
+        _, model = models("qwen2", seed=5)
+        cache = self.cache(model, policy=policy)
+        ids = torch.cat([head, text(1, 20)], 1)
+        self.assertEqual(cache.match(ids), 128)
+        alone = self.cache(model, policy=policy)
+        thf.prefill(model, alone, head)
+        self.assertEqual(self.mine(model, cache, ids).tolist(),
+                         self.mine(model, alone, ids).tolist())
 
 
 class Aborted(WithCache):
@@ -326,22 +397,23 @@ class Revoked(WithCache):
         rivals = self.model(rival)
         ids = text(1, 40)
         cache = self.cache(model)
-        slow = [3]  # forwards during which another worker needs memory
+        attempts = []
 
-        def wait(*_):
-            if slow[0] and cache.columns:
-                slow[0] -= 1
-                key, value = self.prompt(500)
-                for _ in range(12):
-                    with rival.sequence(rivals) as other:
-                        other.append(key, value)
-                    self.assertTrue(hook)
+        def need_memory(*_):
+            """Another worker does, while a step is open: once it was aborted, no more."""
+            if not cache.columns or cache.repeated:
+                return
+            attempts.append(1)
+            end = time.monotonic() + 0.3
+            key, value = self.prompt(500)
+            while time.monotonic() < end:
+                with rival.sequence(rivals) as other:
+                    other.append(key, value)
 
-        hook = model.model.layers[1].register_forward_pre_hook(wait)
-        got = self.mine(model, cache, ids)
-        self.assertEqual(got.tolist(), self.greedy(eager, ids).tolist())
-        self.assertEqual(slow, [0])
-        self.assertGreaterEqual(cache.report().repeated, 0)
+        model.model.layers[1].register_forward_pre_hook(need_memory)
+        got = self.mine(model, cache, ids, tokens=40)
+        self.assertEqual(got.tolist(), self.greedy(eager, ids, tokens=40).tolist())
+        self.assertGreater(cache.report().repeated, 0, f"{len(attempts)} attempts")
 
 
 class NotServed(WithCache):

@@ -35,5 +35,6 @@ for policy in POLICIES:
         row = cache.report().rows[0]
         new = output[0, whole.shape[1]:]
         answer = tokenizer.decode(new, skip_special_tokens=True).strip().split("\n")[0]
-        print(f"{policy or 'dense':<46} {row.tile_bytes:>9} {row.tile_bytes / row.dense_bytes:>9.0%} "
-              f"{len(new) / seconds:>9.1f}  {answer[:24]}", flush=True)
+        print(f"{policy or 'dense':<46} {row.tile_bytes:>9} "
+              f"{row.tile_bytes / row.dense_bytes:>9.0%} {len(new) / seconds:>9.1f}  {answer[:24]}",
+              flush=True)

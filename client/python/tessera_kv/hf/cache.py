@@ -106,7 +106,7 @@ class TesseraCache(Cache):
         self._pass: Pass | None = None
         self._new_ids: list[list[int]] | None = None
         self._seconds = {True: 0.0, False: 0.0}  # in prompts, in steps
-        self._forwards = self._repeated = 0
+        self.forwards = self.repeated = 0  # forwards that ended; that the daemon aborted
         self._check_policy()
 
     def _check_policy(self) -> None:
@@ -140,7 +140,7 @@ class TesseraCache(Cache):
                 self.abandon()
                 if attempt == _ATTEMPTS - 1:
                     raise
-                self._repeated += 1
+                self.repeated += 1
                 time.sleep(min(max(0.001 * 2**attempt, error.retry_after), 1.0))
             except BaseException:
                 self.abandon()
@@ -250,7 +250,7 @@ class TesseraCache(Cache):
             known = self.ids[number]
             self.ids[number] = None if known is None or ids is None else known + ids
         self.columns += places.columns
-        self._forwards += 1
+        self.forwards += 1
         self._pass = None
 
     def abandon(self) -> None:
@@ -383,7 +383,7 @@ class TesseraCache(Cache):
                                   found.shared_tile_bytes, dense_bytes(self.model, found.tokens),
                                   found.tokens_kept))
         return Report(self.policy, tuple(rows), self._seconds[True], self._seconds[False],
-                      self._forwards, self._repeated)
+                      self.forwards, self.repeated)
 
     def close(self) -> None:
         """Frees the rows in the daemon."""
