@@ -25,6 +25,10 @@ class PromptRows final : public llm::Attention {
   void Truncate(std::uint64_t tokens);
   std::uint64_t tokens() const { return key_[0].size() / config_.kv_row(); }
 
+  // [tokens][kv_heads][head_dim], bf16.
+  std::span<const std::uint16_t> key(std::uint32_t layer) const { return key_[layer]; }
+  std::span<const std::uint16_t> value(std::uint32_t layer) const { return value_[layer]; }
+
   // Appends all rows to an empty sequence.
   absl::Status AppendTo(client::Sequence& sequence) const;
   // Has the sequence observe the queries of `tokens`, which are the prompt's.

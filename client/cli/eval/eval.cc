@@ -318,7 +318,8 @@ CommandSpec EvalSpec() {
       .summary = "measure how policies change a model's answers",
       .description =
           "With --model=NAME, a language model reads texts and answers questions through a cache\n"
-          "that each policy has compressed, and is compared with exact attention.\n\n"
+          "that each policy has compressed, and is compared with exact attention. fp8 among the\n"
+          "policies is a yardstick: the model's own cache in e4m3, one scale per lane.\n\n"
           "Without it, asks the recall model about needles in generated text, with its KV cache "
           "compressed by\n"
           "each policy. The recall model is a toy: 3.5 million weights, 4 layers, a vocabulary of\n"

@@ -31,6 +31,9 @@ using namespace eval;  // NOLINT(google-build-using-namespace): this file is a p
 
 constexpr const char* kDefaultPolicies[] = {
     "dense",
+    "fp8",
+    "planes",
+    "planes:small",
     "mosaickv:keep=1,select=0+int8",
     "mosaickv:keep=1,select=0+fp8",
     "mosaickv",

@@ -26,7 +26,8 @@ std::string Share(const Asked& asked) {
 std::vector<std::string> Titles(const TextPlan& plan) {
   std::vector<std::string> titles = {"policy",  "bytes %",  "Δ nats",  "KL",
                                      "top-1 %", "ms/token", "in cache"};
-  if (plan.generate > 0) titles.insert(titles.end(), {"generated %", "first other"});
+  if (plan.generate > 0)
+    titles.insert(titles.end(), {"generated %", "first other", "generated KL"});
   for (const std::uint32_t needles : plan.needles) {
     for (const Question question : plan.questions) {
       titles.push_back(Concat(needles, needles == 1 ? " needle " : " needles ", NameOf(question)));
@@ -35,6 +36,9 @@ std::vector<std::string> Titles(const TextPlan& plan) {
   return titles;
 }
 
+std::string Milliseconds(double ms) { return ms == 0 ? "-" : Fixed(ms, 1); }
+
+// The yardstick reads all tokens at once, so it has no times.
 std::vector<std::string> Row(const TextPlan& plan, const PolicyAt& policy, std::uint32_t length,
                              const TextFigures& figures) {
   std::vector<std::string> row = {policy.For(length) + (figures.not_packed.empty() ? "" : " *")};
@@ -44,9 +48,10 @@ std::vector<std::string> Row(const TextPlan& plan, const PolicyAt& policy, std::
   }
   row.insert(row.end(), {Fixed(100 * figures.bytes_kept, 1), Text(figures.difference),
                          Fixed(figures.divergence, 4), Fixed(100 * figures.same_choice, 1),
-                         Fixed(figures.step_ms, 1), Fixed(figures.cache_ms, 1)});
+                         Milliseconds(figures.step_ms), Milliseconds(figures.cache_ms)});
   if (plan.generate > 0) {
-    row.insert(row.end(), {Fixed(100 * figures.agreement, 1), Fixed(figures.agreed_until, 0)});
+    row.insert(row.end(), {Fixed(100 * figures.agreement, 1), Fixed(figures.agreed_until, 0),
+                           Fixed(figures.generated_divergence, 4)});
   }
   for (const std::vector<Asked>& by_question : figures.asked) {
     for (const Asked& asked : by_question) row.push_back(Share(asked));
@@ -63,11 +68,16 @@ constexpr char kLegend[] =
     "Δ nats: mean difference of -ln p to exact attention, with its 95 % interval. KL: mean "
     "divergence\nfrom exact attention, in nats per token. top-1: tokens with the same likeliest "
     "token. ms/token: a step\nof one token alone; in cache: of it spent in Tessera. Needles: right "
-    "answers of all questions.\n";
+    "answers of all questions.\ngenerated: tokens as dense generates them; generated KL: "
+    "divergence from exact attention over the\nsame text.\n";
+
+constexpr char kYardstick[] =
+    "fp8 is a yardstick, not a policy: the model's own cache in e4m3, one scale per lane and side";
 
 // Why policies were refused, and what was left dense.
 std::vector<std::string> Notes(const TextResults& results) {
   std::vector<std::string> notes;
+  if (results.plan().yardstick().has_value()) notes.emplace_back(kYardstick);
   for (const std::uint32_t length : results.plan().lengths) {
     for (std::size_t policy = 0; policy < results.plan().policies.size(); ++policy) {
       const TextFigures figures = results.Of(policy, length);
@@ -151,6 +161,7 @@ std::vector<std::pair<std::string, double>> ValuesOf(const TextPlan& plan,
   if (plan.generate > 0) {
     values.emplace_back("generated_agreement", figures.agreement);
     values.emplace_back("generated_until", figures.agreed_until);
+    values.emplace_back("generated_divergence", figures.generated_divergence);
   }
   for (std::size_t n = 0; n < plan.needles.size(); ++n) {
     for (std::size_t q = 0; q < plan.questions.size(); ++q) {

@@ -17,6 +17,13 @@ constexpr double kStudent[] = {12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365,
 
 }  // namespace
 
+std::optional<std::size_t> TextPlan::yardstick() const {
+  for (std::size_t policy = 0; policy < policies.size(); ++policy) {
+    if (IsYardstick(policy)) return policy;
+  }
+  return std::nullopt;
+}
+
 std::vector<TextUnit> UnitsOf(const TextPlan& plan) {
   std::vector<TextUnit> units;
   for (const std::uint32_t length : plan.lengths) {
@@ -48,7 +55,8 @@ TextFigures TextResults::Of(std::size_t policy, std::uint32_t length) const {
       {&TextFigures::step_ms, &TextOutcome::step_ms},
       {&TextFigures::cache_ms, &TextOutcome::cache_ms},
       {&TextFigures::agreement, &TextOutcome::agreement},
-      {&TextFigures::agreed_until, &TextOutcome::agreed_until}};
+      {&TextFigures::agreed_until, &TextOutcome::agreed_until},
+      {&TextFigures::generated_divergence, &TextOutcome::generated_divergence}};
   for (std::size_t unit = 0; unit < units_.size(); ++unit) {
     if (units_[unit].length != length || finished_[unit].outcomes.empty()) continue;
     const TextOutcome& outcome = finished_[unit].outcomes[policy];

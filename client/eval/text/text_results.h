@@ -2,12 +2,18 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "client/eval/plan.h"
 
 namespace tessera::cli::eval {
+
+// Stands among the policies for a yardstick that is no policy: the model's own cache rounded to fp8
+// (e4m3), one scale per lane and side (Fp8Cache).
+inline constexpr std::string_view kFp8Yardstick = "fp8";
 
 struct TextPlan {
   std::vector<PolicyAt> policies;
@@ -18,6 +24,10 @@ struct TextPlan {
   std::uint32_t generate = 0;          // tokens generated through it
   std::uint32_t texts = 1;             // how many, of each length
   std::uint32_t batch = 16;            // policies in a step
+
+  bool IsYardstick(std::size_t policy) const { return policies[policy].text == kFp8Yardstick; }
+  // Its index among the policies.
+  std::optional<std::size_t> yardstick() const;
 };
 
 // A text at one length. Units run independently.
@@ -49,6 +59,8 @@ struct TextOutcome {
   double cache_ms = 0;      // of it spent in Tessera
   double agreement = 0;     // share of generated tokens that are those of dense
   double agreed_until = 0;  // generated tokens before the first other one
+  // Mean KL divergence from exact attention over the prompt and the generated text, in nats.
+  double generated_divergence = 0;
   // By index of `needles` and `questions`.
   std::vector<std::vector<Asked>> asked;
 };
@@ -67,7 +79,7 @@ struct TextFigures {
   std::uint32_t texts = 0;
   std::string refused, not_packed;  // the first reason
   double bytes_kept = 0, divergence = 0, same_choice = 0, step_ms = 0, cache_ms = 0;
-  double agreement = 0, agreed_until = 0;
+  double agreement = 0, agreed_until = 0, generated_divergence = 0;
   Estimate difference;
   std::vector<std::vector<Asked>> asked;
 };

@@ -7,6 +7,9 @@
 #include <utility>
 
 #include "absl/status/status.h"
+#include "client/eval/text/distribution.h"
+#include "client/eval/text/fp8_cache.h"
+#include "client/eval/text/generation.h"
 #include "daemon/base/strings.h"
 
 namespace tessera::cli::eval {
@@ -16,30 +19,6 @@ namespace {
 constexpr std::uint32_t kBlock = 32;  // tokens of one difference
 // The last tokens of a reading are read by each policy alone, for the times.
 constexpr std::uint32_t kTimedTokens = 16;
-
-std::size_t Likeliest(std::span<const float> logits) {
-  return static_cast<std::size_t>(std::ranges::max_element(logits) - logits.begin());
-}
-
-// ln of the sum of exp.
-double LogSum(std::span<const float> logits) {
-  const float most = *std::ranges::max_element(logits);
-  double sum = 0;
-  for (const float logit : logits) sum += std::exp(logit - most);
-  return most + std::log(sum);
-}
-
-// KL divergence from the distribution of `exact` to that of `other`, in nats.
-double Divergence(std::span<const float> exact, double exact_sum, std::span<const float> other,
-                  double other_sum) {
-  double divergence = 0;
-  for (std::size_t i = 0; i < exact.size(); ++i) {
-    const auto log_share = static_cast<float>(exact[i] - exact_sum);
-    if (log_share < -30) continue;  // below 1e-13 each
-    divergence += std::exp(log_share) * (log_share - (other[i] - other_sum));
-  }
-  return divergence;
-}
 
 double Median(std::vector<double> values) {
   if (values.empty()) return 0;
@@ -99,11 +78,12 @@ absl::Status TextSession::Try(const std::string& policy) {
 
 // The logits of all tokens, or none.
 absl::StatusOr<std::vector<float>> TextSession::Compute(Tokens tokens, std::uint64_t first,
-                                                        bool all_logits, PromptRows& rows) const {
+                                                        bool all_logits,
+                                                        llm::Attention& attention) const {
   std::vector<std::uint32_t> positions(tokens.size()), all(all_logits ? tokens.size() : 0);
   std::iota(positions.begin(), positions.end(), static_cast<std::uint32_t>(first));
   std::iota(all.begin(), all.end(), 0);
-  return model_.Forward({.tokens = tokens, .positions = positions, .logits_of = all}, rows);
+  return model_.Forward({.tokens = tokens, .positions = positions, .logits_of = all}, attention);
 }
 
 absl::Status TextSession::ForEachBatch(const PromptRows& rows, Tokens prompt, std::uint32_t length,
@@ -113,14 +93,16 @@ absl::Status TextSession::ForEachBatch(const PromptRows& rows, Tokens prompt, st
   if (!compressed.ok()) return compressed.status();
   std::vector<Fork> forks;
   for (std::size_t policy = 0; policy < plan_.policies.size(); ++policy) {
-    absl::StatusOr<CompressedForks::Fork> fork =
-        compressed->Compress(plan_.policies[policy].For(length));
-    if (fork.ok()) {
-      forks.push_back({policy, *std::move(fork)});
-    } else if (absl::IsInvalidArgument(fork.status())) {
-      finished.outcomes[policy].refused = std::string(AsStringView(fork.status().message()));
-    } else {
-      return fork.status();
+    if (!plan_.IsYardstick(policy)) {
+      absl::StatusOr<CompressedForks::Fork> fork =
+          compressed->Compress(plan_.policies[policy].For(length));
+      if (fork.ok()) {
+        forks.push_back({policy, *std::move(fork)});
+      } else if (absl::IsInvalidArgument(fork.status())) {
+        finished.outcomes[policy].refused = std::string(AsStringView(fork.status().message()));
+      } else {
+        return fork.status();
+      }
     }
     if (forks.size() < plan_.batch && policy + 1 < plan_.policies.size()) continue;
     if (absl::Status status = use(forks); !status.ok()) return status;
@@ -152,24 +134,47 @@ absl::Status TextSession::Read(const TextUnit& unit, Tokens text, FinishedText& 
       Compute(read.first(plan_.read), unit.length, true, rows);
   if (!exact.ok()) return exact.status();
   rows.Truncate(unit.length);
+  if (plan_.yardstick().has_value()) {
+    absl::Status measured = ReadYardstick(rows, read, *exact, finished);
+    if (!measured.ok()) return measured;
+  }
+  bool first_batch = true;
   return ForEachBatch(rows, prompt, unit.length, finished, [&](std::vector<Fork>& forks) {
     // Generation starts from forks of the compressed sequences, before they read on.
     std::vector<Fork> others;
-    absl::StatusOr<client::Sequence> dense;
-    if (plan_.generate > 0) {
-      dense = worker_->CreateSequence(registered_, "dense");
-      if (!dense.ok()) return dense.status();
-      if (absl::Status appended = rows.AppendTo(*dense); !appended.ok()) return appended;
-      for (Fork& fork : forks) {
-        absl::StatusOr<client::Sequence> other = fork.of.sequence.Fork();
-        if (!other.ok()) return other.status();
-        others.push_back({fork.policy, {.sequence = *std::move(other)}});
-      }
+    for (Fork& fork : forks) {
+      if (plan_.generate == 0) break;
+      absl::StatusOr<client::Sequence> other = fork.of.sequence.Fork();
+      if (!other.ok()) return other.status();
+      others.push_back({fork.policy, {.sequence = *std::move(other)}});
     }
     absl::Status done = ReadThrough(read, *exact, forks, finished);
-    if (done.ok() && plan_.generate > 0) done = Generate(read[0], others, *dense, finished);
+    if (done.ok() && plan_.generate > 0) {
+      done = GenerateThrough(read[0], rows, others, first_batch, finished);
+    }
+    first_batch = false;
     return done;
   });
+}
+
+// Reading all tokens at once gives what reading them one by one does.
+absl::Status TextSession::ReadYardstick(const PromptRows& rows, Tokens tokens,
+                                        std::span<const float> exact,
+                                        FinishedText& finished) const {
+  const std::size_t vocabulary = model_.config().vocabulary;
+  Fp8Cache cache(model_.config(), rows);
+  TextOutcome& outcome = finished.outcomes[*plan_.yardstick()];
+  outcome.bytes_kept = cache.bytes_kept();
+  const absl::StatusOr<std::vector<float>> logits =
+      Compute(tokens.first(plan_.read), rows.tokens(), true, cache);
+  if (!logits.ok()) return logits.status();
+  Reading reading;
+  for (std::uint32_t token = 0; token < plan_.read; ++token) {
+    reading.Add(exact.subspan(token * vocabulary, vocabulary),
+                std::span(*logits).subspan(token * vocabulary, vocabulary), tokens[token + 1]);
+  }
+  reading.WriteTo(outcome);
+  return absl::OkStatus();
 }
 
 absl::Status TextSession::ReadThrough(Tokens tokens, std::span<const float> exact,
@@ -210,27 +215,37 @@ absl::Status TextSession::ReadThrough(Tokens tokens, std::span<const float> exac
   return absl::OkStatus();
 }
 
-absl::Status TextSession::Generate(llm::TokenId next, std::vector<Fork>& forks,
-                                   client::Sequence& dense, FinishedText& finished) {
-  std::vector<llm::Turn> turns;
-  std::vector<client::Sequence*> batch;
-  for (Fork& fork : forks) batch.push_back(&fork.of.sequence);
-  batch.push_back(&dense);
-  for (client::Sequence* const sequence : batch) turns.push_back({sequence, {&next, 1}});
-  absl::StatusOr<std::vector<float>> logits = llm::Advance(model_, *worker_, turns);
-  if (!logits.ok()) return logits.status();
-  const absl::StatusOr<std::vector<std::vector<llm::TokenId>>> answers =
-      llm::Generate(model_, *worker_, batch, *std::move(logits), {.max_tokens = plan_.generate});
-  if (!answers.ok()) return answers.status();
-  const std::vector<llm::TokenId>& expected = answers->back();
-  for (std::size_t i = 0; i < forks.size(); ++i) {
-    const std::vector<llm::TokenId>& answer = (*answers)[i];
-    TextOutcome& outcome = finished.outcomes[forks[i].policy];
-    const auto first = std::ranges::mismatch(answer, expected).in1 - answer.begin();
+absl::Status TextSession::GenerateThrough(llm::TokenId next, const PromptRows& rows,
+                                          std::vector<Fork>& forks, bool with_yardstick,
+                                          FinishedText& finished) {
+  absl::StatusOr<client::Sequence> dense = worker_->CreateSequence(registered_, "dense");
+  if (!dense.ok()) return dense.status();
+  if (absl::Status appended = rows.AppendTo(*dense); !appended.ok()) return appended;
+  std::optional<Fp8Cache> yardstick;
+  if (with_yardstick && plan_.yardstick().has_value()) yardstick.emplace(model_.config(), rows);
+  std::vector<client::Sequence*> batch = {&*dense};
+  std::vector<std::size_t> policies;
+  for (Fork& fork : forks) {
+    batch.push_back(&fork.of.sequence);
+    policies.push_back(fork.policy);
+  }
+  if (yardstick.has_value()) policies.push_back(*plan_.yardstick());
+  const absl::StatusOr<std::vector<GeneratedText>> texts =
+      Generate({model_, *worker_, rows, next, plan_.generate}, batch,
+               yardstick.has_value() ? &*yardstick : nullptr);
+  if (!texts.ok()) return texts.status();
+  const std::vector<llm::TokenId>& expected = texts->front().tokens;
+  for (std::size_t i = 0; i < policies.size(); ++i) {
+    const GeneratedText& text = (*texts)[i + 1];
+    TextOutcome& outcome = finished.outcomes[policies[i]];
+    const auto first = std::ranges::mismatch(text.tokens, expected).in1 - text.tokens.begin();
     outcome.agreed_until = static_cast<double>(first);
     std::uint32_t same = 0;
-    for (std::size_t at = 0; at < answer.size(); ++at) same += answer[at] == expected[at] ? 1 : 0;
+    for (std::size_t at = 0; at < expected.size(); ++at) {
+      same += text.tokens[at] == expected[at] ? 1 : 0;
+    }
     outcome.agreement = same / static_cast<double>(plan_.generate);
+    outcome.generated_divergence = text.divergence;
   }
   return absl::OkStatus();
 }
@@ -244,6 +259,21 @@ absl::StatusOr<bool> TextSession::Answers(client::Sequence& sequence, Tokens que
     const absl::StatusOr<std::vector<float>> logits = llm::Advance(model_, *worker_, turn);
     if (!logits.ok()) return logits.status();
     if (Likeliest(*logits) != answer[i]) return false;
+  }
+  return true;
+}
+
+// The same with the yardstick.
+absl::StatusOr<bool> TextSession::Answers(Fp8Cache cache, std::uint64_t first, Tokens question,
+                                          Tokens answer) const {
+  std::vector<llm::TokenId> tokens(question.begin(), question.end());
+  tokens.insert(tokens.end(), answer.begin(), answer.end() - 1);
+  const absl::StatusOr<std::vector<float>> logits = Compute(tokens, first, true, cache);
+  if (!logits.ok()) return logits.status();
+  const std::size_t vocabulary = model_.config().vocabulary;
+  for (std::size_t i = 0; i < answer.size(); ++i) {
+    const std::size_t at = (question.size() - 1 + i) * vocabulary;
+    if (Likeliest(std::span(*logits).subspan(at, vocabulary)) != answer[i]) return false;
   }
   return true;
 }
@@ -262,6 +292,13 @@ absl::Status TextSession::Ask(const TextUnit& unit, Tokens text, std::size_t nee
       finished.outcomes[policy].asked[needles][q].Add({right ? 1u : 0u, 1});
     };
     if (!is_seen) {
+      for (const NeedleText::Question& question : hidden->questions) {
+        if (!plan_.yardstick().has_value()) break;
+        const auto right = Answers(Fp8Cache(model_.config(), rows), unit.length, question.question,
+                                   question.answer);
+        if (!right.ok()) return right.status();
+        answered(*plan_.yardstick(), *right);
+      }
       status = ForEachBatch(
           rows, hidden->context, unit.length, finished,
           [&](std::vector<Fork>& forks) -> absl::Status {
@@ -285,6 +322,12 @@ absl::Status TextSession::Ask(const TextUnit& unit, Tokens text, std::size_t nee
     prompt.insert(prompt.end(), before.begin(), before.end());
     status = Compute(before, unit.length, false, rows).status();
     if (!status.ok()) break;
+    if (plan_.yardstick().has_value()) {
+      const auto right = Answers(Fp8Cache(model_.config(), rows), prompt.size(),
+                                 Tokens(question.question).last(1), question.answer);
+      if (!right.ok()) return right.status();
+      answered(*plan_.yardstick(), *right);
+    }
     status = ForEachBatch(
         rows, prompt, unit.length, finished, [&](std::vector<Fork>& forks) -> absl::Status {
           for (Fork& fork : forks) {

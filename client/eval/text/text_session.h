@@ -9,6 +9,7 @@
 
 #include "absl/status/statusor.h"
 #include "client/eval/compressed_fork.h"
+#include "client/eval/text/fp8_cache.h"
 #include "client/eval/text/needles.h"
 #include "client/eval/text/text_results.h"
 #include "client/model/generate.h"
@@ -42,16 +43,20 @@ class TextSession {
       : model_(model), tokenizer_(tokenizer), plan_(plan) {}
 
   absl::StatusOr<std::vector<float>> Compute(Tokens tokens, std::uint64_t first, bool all_logits,
-                                             PromptRows& rows) const;
+                                             llm::Attention& attention) const;
   absl::Status ForEachBatch(const PromptRows& rows, Tokens prompt, std::uint32_t length,
                             FinishedText& finished, const WithForks& use);
   absl::Status Read(const TextUnit& unit, Tokens text, FinishedText& finished);
   absl::Status ReadThrough(Tokens tokens, std::span<const float> exact, std::vector<Fork>& forks,
                            FinishedText& finished);
-  absl::Status Generate(llm::TokenId next, std::vector<Fork>& forks, client::Sequence& dense,
-                        FinishedText& finished);
+  absl::Status ReadYardstick(const PromptRows& rows, Tokens tokens, std::span<const float> exact,
+                             FinishedText& finished) const;
+  absl::Status GenerateThrough(llm::TokenId next, const PromptRows& rows, std::vector<Fork>& forks,
+                               bool with_yardstick, FinishedText& finished);
   absl::Status Ask(const TextUnit& unit, Tokens text, std::size_t needles, FinishedText& finished);
   absl::StatusOr<bool> Answers(client::Sequence& sequence, Tokens question, Tokens answer);
+  absl::StatusOr<bool> Answers(Fp8Cache cache, std::uint64_t first, Tokens question,
+                               Tokens answer) const;
 
   const llm::Model& model_;
   const llm::Tokenizer& tokenizer_;

@@ -184,9 +184,10 @@ double ValueOf(const std::string& json, const std::string& policy, const std::st
 
 TEST_F(EvalOfTexts, IsReadThroughEachPolicyAndComparedWithExactAttention) {
   const std::string page = (folder_ / "page.html").string();
-  const std::vector<std::string> args = Flags(
-      {"--texts=" + (folder_ / "text").string(), "--lengths=512", "--read=64", "--generate=8",
-       "--tasks=needles1,needles4", "--json", "--report=" + page, "dense", "streaming:budget=64"});
+  const std::vector<std::string> args =
+      Flags({"--texts=" + (folder_ / "text").string(), "--lengths=512", "--read=64", "--generate=8",
+             "--tasks=needles1,needles4", "--json", "--report=" + page, "dense", "fp8",
+             "streaming:budget=64"});
   ASSERT_EQ(Start(args).Wait(), 0) << Err();
   const std::string json = Out();
   EXPECT_LT(ValueOf(json, "dense", "divergence"), 1e-3);
@@ -197,6 +198,16 @@ TEST_F(EvalOfTexts, IsReadThroughEachPolicyAndComparedWithExactAttention) {
   EXPECT_EQ(ValueOf(json, "streaming", "needles1_blind_samples"), 1);
   EXPECT_EQ(ValueOf(json, "streaming", "needles4_blind_samples"), 4);
   EXPECT_EQ(ValueOf(json, "streaming", "needles4_seen_samples"), 1);
+  // The yardstick does everything that policies do, without the daemon.
+  EXPECT_GT(ValueOf(json, "fp8", "divergence"), 0);
+  EXPECT_LT(ValueOf(json, "fp8", "divergence"), ValueOf(json, "streaming", "divergence"));
+  EXPECT_NEAR(ValueOf(json, "fp8", "bytes_kept"), 0.5, 0.01);
+  EXPECT_EQ(ValueOf(json, "fp8", "needles4_blind_samples"), 4);
+  EXPECT_EQ(ValueOf(json, "fp8", "needles4_seen_samples"), 1);
+  EXPECT_EQ(ValueOf(json, "dense", "generated_agreement"), 1);
+  EXPECT_LT(ValueOf(json, "dense", "generated_divergence"), 1e-3);
+  EXPECT_GT(ValueOf(json, "fp8", "generated_divergence"), 0);
+  EXPECT_THAT(BytesOf(page), testing::HasSubstr("fp8 is a yardstick, not a policy"));
   EXPECT_THAT(BytesOf(page), testing::HasSubstr("the next 64 read through the cache"));
   EXPECT_THAT(BytesOf((folder_ / "page.csv").string()), testing::HasSubstr("\n512,\"dense\","));
 }
