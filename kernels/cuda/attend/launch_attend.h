@@ -51,6 +51,12 @@ extern const AttendVariant kAttendPackedInt8Dim256[1];
 extern const AttendVariant kAttendPackedFp8Dim64[2];
 extern const AttendVariant kAttendPackedFp8Dim128[2];
 extern const AttendVariant kAttendPackedFp8Dim256[1];
+extern const AttendVariant kAttendPlanesDim64[2];
+extern const AttendVariant kAttendPlanesDim128[2];
+extern const AttendVariant kAttendPlanesDim256[1];
+extern const AttendVariant kAttendNearPlanesDim64[2];
+extern const AttendVariant kAttendNearPlanesDim128[2];
+extern const AttendVariant kAttendNearPlanesDim256[1];
 // For parts of selected blocks. kDenseWords covers dense blocks of every shape.
 extern const AttendVariant kAttendBf16Dim64Selected[2];
 extern const AttendVariant kAttendBf16Dim128Selected[2];

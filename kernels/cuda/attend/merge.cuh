@@ -4,7 +4,8 @@
 // depends on how many loads are in flight.
 //
 // The sum of a packed segment's parts is in V's rotated space. It is rotated back once per segment,
-// o = R_v^T o', before it is added to the others. A segment with selection has as many parts as the
+// o = R_v^T o', before it is added to the others. Over planes the sum of weights times the mean
+// mu_v is added, and neighbouring segments of one book are rotated back together. A segment with selection has as many parts as the
 // device counted, in slots after the layer's other parts.
 #pragma once
 
@@ -151,6 +152,8 @@ class PartSum {
       }
     }
   }
+  // The weights that this thread's team added so far.
+  TESSERA_DEVICE float weights() const { return sum_; }
   // `output` is the total of the channel.
   TESSERA_DEVICE Merged Finish(float output) const {
     const float sum = teams_.Sum(sum_);
@@ -217,6 +220,15 @@ TESSERA_DEVICE SelectedParts FindSelectedParts(const AttendParams& params, const
           .ranges = ranges};
 }
 
+// Whether a segment of planes has the book of the one before it.
+TESSERA_DEVICE bool SharesBook(const AttendParams& params, const StepReader& step,
+                               const StepStrategy& before, const StepSegment& segment) {
+  if (!before.shape.planes() || segment.strategy == kPlainSegment) return false;
+  const StepStrategy& strategy = step.strategy(params.layer, segment.strategy);
+  return strategy.shape.planes() && strategy.value_rotation == before.value_rotation &&
+         strategy.value_mean == before.value_mean;
+}
+
 // Adds up a lane with packed segments: its segments, then its tail. Returns this thread's team's
 // share. Block-collective.
 TESSERA_DEVICE float AddLane(const AttendParams& params, const StepReader& step,
@@ -224,6 +236,8 @@ TESSERA_DEVICE float AddLane(const AttendParams& params, const StepReader& step,
                              std::uint32_t first, std::uint32_t last, Teams& teams, PartSum& sum) {
   const StepSegment* segments = step.segments(lane);
   float output = 0;
+  float rotated = 0;  // in the space of the book that the last segments share
+  float weights = 0;  // theirs
   for (std::uint32_t s = 0; s < lane.segment_count; ++s) {
     std::uint32_t lane_first = first;
     std::uint32_t begin = first + segments[s].first_part;
@@ -244,11 +258,17 @@ TESSERA_DEVICE float AddLane(const AttendParams& params, const StepReader& step,
     if (!rotations.Find(step.arena(), strategy) || strategy.shape.head_dim != params.head_dim) {
       continue;
     }
-    float rotated = 0;
+    weights -= sum.weights();
     sum.Add(lane_first, begin, end, rotated);
+    weights += sum.weights();
+    if (s + 1 < lane.segment_count && SharesBook(params, step, strategy, segments[s + 1])) continue;
     output += rotations.value == nullptr
                   ? rotated
                   : Unrotate(params, strategy, rotations.value, teams, rotated);
+    if (rotations.value_mean != nullptr) {
+      output += weights * LoadElement(rotations.value_mean, teams.channel(), ElementType::kBf16);
+    }
+    rotated = weights = 0;
   }
   sum.Add(first, first + lane.segment_parts, last, output);
   return output;

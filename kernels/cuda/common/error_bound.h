@@ -35,6 +35,10 @@ constexpr ErrorBound PackedErrorBound(ValueType values) {
   return {.base = 0x1p-8, .per_logit_mass = 0x1p-7};
 }
 
+// Planes: the query is rounded to int8 codes as everywhere (kReferencePlanesErrorBound). Weights
+// times scales are rounded to bf16; fp32 sums of operands up to 2304 a channel add 2^-14 of a step.
+inline constexpr ErrorBound kPlanesErrorBound = {.base = 0x1p-8, .per_logit_mass = 0x1p-6};
+
 // Error of the sums that observe adds to a key, like kCpuObserveErrorBound: all arithmetic is fp32,
 // and the sum of weights is rescaled with every key that a lane adds. Derived, not measured.
 inline constexpr ErrorBound kObserveErrorBound = {.base = 0x1p-18, .per_logit_mass = 0x1p-21};

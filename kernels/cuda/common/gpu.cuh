@@ -102,6 +102,31 @@ TESSERA_DEVICE void Mma(float (&c)[4], const std::uint32_t (&a)[4], const std::u
   }
 }
 
+// c += a x b in integers, m16n8k32: bytes of `a` are unsigned, those of `b` signed.
+TESSERA_DEVICE void MmaBytes(std::int32_t (&c)[4], const std::uint32_t (&a)[4],
+                             const std::uint32_t (&b)[2]) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+      "{%8, %9}, {%0, %1, %2, %3};"
+      : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+// (word & kMask) | bits. One instruction if `bits` is in a register; of two constants the compiler
+// makes two.
+template <std::uint32_t kMask>
+TESSERA_DEVICE std::uint32_t AndOr(std::uint32_t word, std::uint32_t bits) {
+  std::uint32_t result;
+  asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(result) : "r"(word), "n"(kMask), "r"(bits));
+  return result;
+}
+// A constant that the compiler keeps in a register.
+TESSERA_DEVICE std::uint32_t InRegister(std::uint32_t constant) {
+  std::uint32_t word;
+  asm volatile("mov.b32 %0, %1;" : "=r"(word) : "r"(constant));
+  return word;
+}
+
 // Rounds two floats to nearest even; `low` goes to the low half.
 template <ElementType kType>
 TESSERA_DEVICE std::uint32_t PackPair(float low, float high) {
@@ -124,6 +149,12 @@ TESSERA_DEVICE std::uint32_t PopCount(std::uint32_t word) {
   return static_cast<std::uint32_t>(__popc(word));
 }
 TESSERA_DEVICE float Exp2(float x) { return exp2f(x); }
+// Like Exp2, in one instruction; subnormal results are 0.
+TESSERA_DEVICE float FastExp2(float x) {
+  float power;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x));
+  return power;
+}
 TESSERA_DEVICE float Log2(float x) { return log2f(x); }
 TESSERA_DEVICE float Tanh(float x) { return tanhf(x); }
 TESSERA_DEVICE float Max(float a, float b) { return fmaxf(a, b); }
@@ -180,6 +211,12 @@ template <ElementType kType>
 void Mma(float (&c)[4], const std::uint32_t (&a)[4], const std::uint32_t (&b)[2]) {
   MultiplyAdd(kType, c, a, b);
 }
+void MmaBytes(std::int32_t (&c)[4], const std::uint32_t (&a)[4], const std::uint32_t (&b)[2]);
+template <std::uint32_t kMask>
+std::uint32_t AndOr(std::uint32_t word, std::uint32_t bits) {
+  return (word & kMask) | bits;
+}
+inline std::uint32_t InRegister(std::uint32_t constant) { return constant; }
 template <ElementType kType>
 std::uint32_t PackPair(float low, float high) {
   if constexpr (kType == ElementType::kBf16) {
@@ -193,6 +230,7 @@ inline std::uint32_t PopCount(std::uint32_t word) {
   return static_cast<std::uint32_t>(std::popcount(word));
 }
 inline float Exp2(float x) { return std::exp2(x); }
+inline float FastExp2(float x) { return std::exp2(x); }
 inline float Log2(float x) { return std::log2(x); }
 inline float Tanh(float x) { return std::tanh(x); }
 inline float Max(float a, float b) { return std::fmax(a, b); }

@@ -6,9 +6,12 @@
 // A row is divided by a power of two so that its largest element is in [1, 2); the power's
 // logarithm is stored next to it. So fp16 neither overflows nor loses small elements. bf16 is
 // equally precise with or without it.
+//
+// Over planes a row becomes int8 codes (planes_index.h), with q . mu_k beside them.
 #pragma once
 
 #include <cstdint>
+#include <limits>
 
 #include "kernels/cuda/common/fragment.h"
 #include "kernels/cuda/common/gpu.cuh"
@@ -16,6 +19,7 @@
 #include "kernels/cuda/common/lane_sums.cuh"
 #include "kernels/cuda/common/packed_index.h"
 #include "kernels/cuda/common/params.h"
+#include "kernels/cuda/common/planes_index.h"
 #include "kernels/cuda/common/work.cuh"
 
 namespace tessera::kernels::cuda {
@@ -45,11 +49,18 @@ TESSERA_DEVICE const std::byte* FindRotation(const DeviceArena& arena, const Ste
       arena, offset, RotationBytes(strategy.shape, side, strategy.rotation_type), kTileAlignment));
 }
 
-// The rotation matrices of a strategy; null means identity. Find returns false if a matrix lies
-// outside the pool; nothing may be read then.
+// Bytes of a mean, in bf16.
+TESSERA_HOST_DEVICE constexpr std::uint64_t MeanBytes(const TileShape& shape) {
+  return std::uint64_t{shape.head_dim} * ElementBytes(ElementType::kBf16);
+}
+
+// The rotation matrices and means of a strategy; null means identity, or zeros. Find returns false
+// if one lies outside the pool; nothing may be read then.
 struct Rotations {
   const std::byte* key = nullptr;
   const std::byte* value = nullptr;
+  const std::byte* key_mean = nullptr;
+  const std::byte* value_mean = nullptr;
 
   TESSERA_DEVICE bool Find(const DeviceArena& arena, const StepStrategy& strategy) {
     if (strategy.key_rotation != kNoRotation) {
@@ -60,7 +71,17 @@ struct Rotations {
       value = FindRotation(arena, strategy, strategy.shape.value, strategy.value_rotation);
       if (value == nullptr) return false;
     }
-    return true;
+    return FindMean(arena, strategy, strategy.key_mean, key_mean) &&
+           FindMean(arena, strategy, strategy.value_mean, value_mean);
+  }
+
+ private:
+  TESSERA_DEVICE static bool FindMean(const DeviceArena& arena, const StepStrategy& strategy,
+                                      std::uint64_t offset, const std::byte*& mean) {
+    if (offset == kNoRotation) return true;
+    mean = reinterpret_cast<const std::byte*>(
+        ResolveObject(arena, offset, MeanBytes(strategy.shape), kTileAlignment));
+    return mean != nullptr;
   }
 };
 
@@ -199,6 +220,79 @@ TESSERA_DEVICE void StoreRotated(const AttendParams& params, ElementType type,
   }
 }
 
+// Sums over a warp; every lane gets the same bits.
+TESSERA_DEVICE float SumOfWarp(float value) {
+  TESSERA_UNROLL
+  for (std::uint32_t mask = 1; mask < kWarp; mask *= 2) value += gpu::ShuffleXor(value, mask);
+  return value;
+}
+
+struct CodedHalf {
+  float scale;
+  float sum;
+};
+
+// Rounds channels [first, first + head_dim / 2) of a row to codes. The scale is that of the plane:
+// channels [plane_begin, plane_end). Warp-collective.
+TESSERA_DEVICE CodedHalf CodeHalf(const float* row, std::uint32_t first, std::uint32_t count,
+                                  std::uint32_t plane_begin, std::uint32_t plane_end, bool store,
+                                  std::int8_t* codes) {
+  float peak = 0;
+  bool finite = true;
+  for (std::uint32_t i = plane_begin + gpu::Lane(); i < plane_end; i += kWarp) {
+    const float magnitude = row[i] < 0 ? -row[i] : row[i];
+    finite = finite && magnitude <= std::numeric_limits<float>::max();
+    peak = gpu::Max(peak, magnitude);
+  }
+  TESSERA_UNROLL
+  for (std::uint32_t mask = 1; mask < kWarp; mask *= 2) {
+    peak = gpu::Max(peak, gpu::ShuffleXor(peak, mask));
+  }
+  finite = gpu::Ballot(!finite) == 0;
+  const float scale = peak != 0 ? peak / 127 : 1;
+  float sum = 0;
+  for (std::uint32_t i = first + gpu::Lane(); i < first + count; i += kWarp) {
+    // Adding 1.5 x 2^23 rounds to a whole number, ties to even.
+    constexpr float kWhole = 12582912.0f;
+    const float code = finite ? (row[i] / scale + kWhole) - kWhole : 0;
+    if (store) codes[i] = static_cast<std::int8_t>(code);
+    sum += code;
+  }
+  // The sum of whole numbers is exact.
+  return {.scale = finite ? scale : std::numeric_limits<float>::quiet_NaN(), .sum = SumOfWarp(sum)};
+}
+
+// Stores the rotated rows as codes, one warp per column.
+TESSERA_DEVICE void StoreCodes(const AttendParams& params, const TileShape& shape,
+                               const std::byte* mean, std::uint32_t strategy,
+                               std::uint32_t first_column, std::uint32_t columns,
+                               const float* queries, const float* rotated) {
+  const std::uint32_t half = params.head_dim / kHalves;
+  const bool two = shape.key_planes.second != 0;
+  for (std::uint32_t c = gpu::Warp(); c < kTileColumns; c += gpu::Threads() / kWarp) {
+    const bool store = first_column + c < columns;
+    const float* row = rotated + c * params.head_dim;
+    const std::uint64_t slot = std::uint64_t{strategy} * params.max_columns + first_column + c;
+    auto* codes = reinterpret_cast<std::int8_t*>(params.rotated + slot * params.head_dim);
+    CodedQuery coded = {};
+    TESSERA_UNROLL
+    for (std::uint32_t h = 0; h < kHalves; ++h) {
+      const CodedHalf of_half = CodeHalf(row, h * half, half, two ? h * half : 0,
+                                         two ? (h + 1) * half : params.head_dim, store, codes);
+      coded.scale[h] = of_half.scale;
+      coded.sum[h] = of_half.sum;
+    }
+    float product = 0;
+    for (std::uint32_t i = gpu::Lane(); i < params.head_dim; i += kWarp) {
+      product += queries[i * kTileColumns + c] * LoadElement(mean, i, ElementType::kBf16);
+    }
+    coded.mean_product = SumOfWarp(product);
+    if (store && gpu::Lane() == 0) {
+      *reinterpret_cast<CodedQuery*>(codes + params.head_dim) = coded;
+    }
+  }
+}
+
 // Kernel body.
 TESSERA_DEVICE void RotateQueries(const AttendParams& params) {
   const StepReader step(params.step);
@@ -228,8 +322,14 @@ TESSERA_DEVICE void RotateQueries(const AttendParams& params) {
     RotateColumns(params, strategy, rotations.key, queries, rotated);
   }
   gpu::SyncBlock();
-  StoreRotated(params, OperandType(ValuesOf(strategy.shape.format)), gpu::BlockX(), first_column,
-               columns < params.max_columns ? columns : params.max_columns, rotated);
+  const std::uint32_t limit = columns < params.max_columns ? columns : params.max_columns;
+  if (strategy.shape.planes()) {
+    StoreCodes(params, strategy.shape, rotations.key_mean, gpu::BlockX(), first_column, limit,
+               queries, rotated);
+  } else {
+    StoreRotated(params, OperandType(ValuesOf(strategy.shape.format)), gpu::BlockX(), first_column,
+                 limit, rotated);
+  }
 }
 
 }  // namespace tessera::kernels::cuda

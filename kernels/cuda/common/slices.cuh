@@ -11,20 +11,25 @@
 
 namespace tessera::kernels::cuda {
 
-// One warp's registers for one part.
+// One warp's online softmax over one part.
 template <class Shape>
-struct MmaState {
-  std::uint32_t query[Shape::kColumnTiles][Shape::kSteps][2];
+struct SoftmaxState {
   EntryRange visible[Shape::kColumnTiles][2];
   float maximum[Shape::kColumnTiles][2];
   float sum[Shape::kColumnTiles][2];  // sum over this thread's rows only, until the part ends
   float output[Shape::kColumnTiles][Shape::kSteps][4];
 };
 
+// One warp's registers for one part.
+template <class Shape>
+struct MmaState : SoftmaxState<Shape> {
+  std::uint32_t query[Shape::kColumnTiles][Shape::kSteps][2];
+};
+
 template <class Shape>
 TESSERA_DEVICE void ClearState(const AttendParams& params, const StepSequence& sequence,
                                const Work& work, std::uint32_t first_column,
-                               MmaState<Shape>& state) {
+                               SoftmaxState<Shape>& state) {
   TESSERA_UNROLL
   for (std::uint32_t t = 0; t < Shape::kColumnTiles; ++t) {
     TESSERA_UNROLL
@@ -69,7 +74,7 @@ TESSERA_HOST_DEVICE constexpr float WeightShift() {
 // One step of the online softmax for column tile t: turns logits into weights and rescales the
 // accumulated output to the new maximum. Rescaling by one is skipped; it would not change any bit.
 template <ElementType kType, class Shape>
-TESSERA_DEVICE void AddLogits(std::uint32_t t, MmaState<Shape>& state, float (&scores)[4]) {
+TESSERA_DEVICE void AddLogits(std::uint32_t t, SoftmaxState<Shape>& state, float (&scores)[4]) {
   float factor[2];
   TESSERA_UNROLL
   for (std::uint32_t c = 0; c < 2; ++c) {
@@ -134,7 +139,7 @@ TESSERA_DEVICE RowFacts ReadFacts(EntryRange live, std::uint32_t entry, const Ti
 // Turns scores into logits. Rows that column tile t does not see become -infinity.
 template <class Shape>
 TESSERA_DEVICE void MaskRows(const AttendParams& params, const RowFacts& facts, std::uint32_t t,
-                             const MmaState<Shape>& state, float (&scores)[4]) {
+                             const SoftmaxState<Shape>& state, float (&scores)[4]) {
   TESSERA_UNROLL
   for (std::uint32_t i = 0; i < 4; ++i) {
     const bool seen = facts.live[i / 2] && state.visible[t][i % 2].Contains(facts.place[i / 2]);
@@ -142,14 +147,16 @@ TESSERA_DEVICE void MaskRows(const AttendParams& params, const RowFacts& facts, 
   }
 }
 
-// A warp's ring of stages in shared memory. `ahead` slices are being copied while one is in use.
+// A warp's ring of stages in shared memory. `ahead` (0 .. 3) slices are being copied while one is in
+// use.
 struct StageRing {
   std::byte* shared;
   std::uint32_t stage_bytes;
   std::uint32_t ahead;
 
   TESSERA_DEVICE std::byte* Stage(std::uint32_t index) const {
-    return shared + index % (ahead + 1) * stage_bytes;
+    // index % (ahead + 1) without a division.
+    return shared + (ahead == 2 ? index % 3 : index & ahead) * stage_bytes;
   }
 };
 
@@ -165,17 +172,18 @@ TESSERA_DEVICE void WaitForStage(std::uint32_t ahead) {
   }
 }
 
-// Walks this warp's slices of `live`. fetch(entry, stage) starts the copies of a slice;
+// Walks this warp's slices of `live`, kEntries each. fetch(entry, stage) starts the copies of a slice;
 // attend(entry, stage) uses them. Requires ring.ahead <= kMost.
-template <std::uint32_t kMost, std::uint32_t kStageEntries, class Fetch, class Attend>
+template <std::uint32_t kMost, std::uint32_t kStageEntries, std::uint32_t kEntries = kSliceEntries,
+          class Fetch, class Attend>
 TESSERA_DEVICE void WalkSlices(EntryRange live, const StageRing& ring, Fetch fetch, Attend attend) {
   const std::uint32_t first = live.begin / kStageEntries;
   const std::uint32_t last = live.empty() ? first : (live.end - 1) / kStageEntries + 1;
   const auto entry_of = [](std::uint32_t stage) {
-    return stage * kStageEntries + gpu::Warp() * kSliceEntries;
+    return stage * kStageEntries + gpu::Warp() * kEntries;
   };
   const auto start = [&](std::uint32_t stage) {
-    if (stage < last && live.Meets(entry_of(stage), kSliceEntries)) {
+    if (stage < last && live.Meets(entry_of(stage), kEntries)) {
       fetch(entry_of(stage), ring.Stage(stage - first));
     }
     gpu::CommitCopies();
@@ -185,7 +193,7 @@ TESSERA_DEVICE void WalkSlices(EntryRange live, const StageRing& ring, Fetch fet
     start(stage + ring.ahead);
     WaitForStage<kMost>(ring.ahead);
     gpu::SyncWarp();  // the copies of the other lanes have arrived too
-    if (live.Meets(entry_of(stage), kSliceEntries)) {
+    if (live.Meets(entry_of(stage), kEntries)) {
       attend(entry_of(stage), ring.Stage(stage - first));
     }
     gpu::SyncWarp();  // every lane is done with the stage that the next fetch overwrites
@@ -196,7 +204,7 @@ TESSERA_DEVICE void WalkSlices(EntryRange live, const StageRing& ring, Fetch fet
 // Stores this warp's result in shared memory: its output in its own stages, its softmax state after
 // all stages. channel_of(step, i) is the channel of accumulator i of a step.
 template <ElementType kType, class Shape, class ChannelOfAccumulator>
-TESSERA_DEVICE void StoreWarpResult(const MmaState<Shape>& state, std::byte* shared,
+TESSERA_DEVICE void StoreWarpResult(const SoftmaxState<Shape>& state, std::byte* shared,
                                     ChannelOfAccumulator channel_of) {
   auto* output = reinterpret_cast<float*>(shared + gpu::Warp() * Shape::kWarpBytes);
   auto* states =

@@ -102,13 +102,26 @@ enum class PartKind : std::uint8_t {
   kPackedFp16 = 3,
   kPackedInt8 = 4,
   kPackedFp8 = 5,
+  kPlanes = 6,      // planes of any widths
+  kNearPlanes = 7,  // planes of the default widths, kNearKey and kNearValue
 };
-inline constexpr std::uint32_t kPartKinds = 6;
+inline constexpr std::uint32_t kPartKinds = 8;
 TESSERA_HOST_DEVICE constexpr std::uint32_t KindBit(PartKind kind) {
   return 1u << static_cast<std::uint32_t>(kind);
 }
 
+// Widths that have a kernel of their own, because they are the default.
+inline constexpr PlaneWidths kNearKey = {6, 4};
+inline constexpr PlaneWidths kNearValue = {4, 0};
+TESSERA_HOST_DEVICE constexpr bool IsNear(const TileShape& shape) {
+  // Member by member: device code has no address of a constant.
+  return shape.key_planes.first == kNearKey.first && shape.key_planes.second == kNearKey.second &&
+         shape.value_planes.first == kNearValue.first &&
+         shape.value_planes.second == kNearValue.second;
+}
+
 TESSERA_HOST_DEVICE constexpr PartKind KindOf(const TileShape& shape) {
+  if (shape.planes()) return IsNear(shape) ? PartKind::kNearPlanes : PartKind::kPlanes;
   if (shape.packed()) {
     return static_cast<PartKind>(static_cast<std::uint8_t>(ValuesOf(shape.format)) + 1);
   }
@@ -117,9 +130,9 @@ TESSERA_HOST_DEVICE constexpr PartKind KindOf(const TileShape& shape) {
 static_assert(KindOf({.format = TileFormat::kPackedBf16}) == PartKind::kPackedBf16);
 static_assert(KindOf({.format = TileFormat::kPackedFp8}) == PartKind::kPackedFp8);
 
-// Whether the kernels read tiles of this shape: neither planes nor signs.
+// Whether the kernels read tiles of this shape: not with signs.
 TESSERA_HOST_DEVICE constexpr bool IsServed(const TileShape& shape) {
-  return !shape.planes() && shape.summary != Summary::kSigns;
+  return shape.summary != Summary::kSigns;
 }
 
 // The kind of a part of selected blocks. Selected dense parts share one kernel, with or without
@@ -178,13 +191,15 @@ inline constexpr std::uint32_t kPlainSegment = ~0u;
 struct StepStrategy {
   std::uint64_t key_rotation;  // pool offset of [channels][head_dim]; kNoRotation: the identity
   std::uint64_t value_rotation;
+  std::uint64_t key_mean;  // pool offset of bf16 [head_dim], for planes; kNoRotation: none
+  std::uint64_t value_mean;
   std::uint64_t position_span;  // exclusive end of its positions, relative to first_position
   std::uint32_t lane;           // index in the layer
   ElementType rotation_type;
   TileShape shape;
   TileLayout layout;  // layout of `shape`
 };
-static_assert(sizeof(StepStrategy) == 160);
+static_assert(sizeof(StepStrategy) == 176);
 inline constexpr std::uint64_t kNoRotation = ~std::uint64_t{0};
 
 enum class LastForced : std::uint8_t { kNo = 0, kYes = 1, kWithoutTail = 2 };

@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "kernels/format/planes.h"
+
 namespace tessera::kernels::cuda {
 
 // Entries per part: the unit that one block of threads attends over, and the unit of merging. It is
@@ -79,6 +81,26 @@ constexpr PackedTuning PackedTuningFor(std::uint32_t head_dim) {
           .most_stages = 4,
           .column_tiles = wide ? 1u : 2u,
           .blocks_per_sm = wide ? 3u : 4u};
+}
+
+struct PlanesTuning {
+  std::uint32_t warps;
+  std::uint32_t stage_bytes;   // all stages of a warp together
+  std::uint32_t most_stages;   // tiles per warp in flight, at most, including the one in use
+  std::uint32_t column_tiles;  // per block, at most
+  std::uint32_t blocks_per_sm;
+};
+
+// Room for two tiles of 8 bits, the widest, which is three with K in 6 and 4 bits and V in 4. At
+// 128 channels a block takes 67 KiB, so three blocks fit sm_90: twelve warps that each have 10 KiB
+// on the way, of the 17 to 20 KiB that a multiprocessor needs in flight.
+constexpr PlanesTuning PlanesTuningFor(std::uint32_t head_dim) {
+  const bool wide = head_dim == 256;
+  return {.warps = wide ? 2u : 4u,
+          .stage_bytes = 2 * kTileQuads * QuadLayoutOf(head_dim, {8, 8}, {8, 8}).bytes,
+          .most_stages = 3,
+          .column_tiles = wide ? 1u : 2u,
+          .blocks_per_sm = 3};
 }
 
 struct FmaTuning {

@@ -181,13 +181,15 @@ TESSERA_DEVICE std::uint32_t CountWorks(const AttendParams& params, const StepRe
   return ServesOrReports(params, step) ? step.works(params.layer)[step.lanes(params.layer)] : 0;
 }
 
-// The logit in log2 units, saturated to the finite range. An overflowed product then wins the
-// softmax instead of making the sum NaN. NaN is passed on.
-TESSERA_DEVICE float LogitOf(const AttendParams& params, float product) {
+// The logit in log2 units of a product times logit_scale, saturated to the finite range. An
+// overflowed product then wins the softmax instead of making the sum NaN. NaN is passed on.
+TESSERA_DEVICE float BoundLogit(const AttendParams& params, float scaled) {
   constexpr float kLargest = std::numeric_limits<float>::max();
-  const float scaled = product * params.logit_scale;
   const float logit = params.logit_cap > 0 ? params.logit_cap * gpu::Tanh(scaled) : scaled;
   return logit > kLargest ? kLargest : (logit < -kLargest ? -kLargest : logit);
+}
+TESSERA_DEVICE float LogitOf(const AttendParams& params, float product) {
+  return BoundLogit(params, product * params.logit_scale);
 }
 
 // The entries of a part that the query of a column sees, as VisibleOfPart defines them. Empty for

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/cuda/encode/encode_planes.cuh"
 #include "kernels/cuda/encode/encode_rotate.cuh"
 #include "kernels/cuda/encode/encode_summary.cuh"
 #include "kernels/cuda/encode/tile_ops_params.h"
@@ -20,6 +21,10 @@ TESSERA_DEVICE RotateSource SourceOf(const EncodeTileJob& job, const DeviceStrat
   return {.rows = reinterpret_cast<const std::byte*>(of_value ? job.value : job.key),
           .stride = job.stride,
           .rotation = reinterpret_cast<const std::byte*>(rotation),
+          .mean = !strategy.shape.planes()
+                      ? nullptr
+                      : reinterpret_cast<const std::byte*>(of_value ? strategy.value_mean
+                                                                    : strategy.key_mean),
           .row_count = job.rows,
           .channels = of_value ? strategy.shape.value.channels : strategy.shape.key.channels,
           .type = type,
@@ -100,6 +105,14 @@ TESSERA_DEVICE void EncodeTile(const EncodeTilesParams& params) {
     return;
   }
   auto* tile = reinterpret_cast<std::byte*>(job.tile);
+  if (shape.planes()) {
+    const bool refused = StoreQuads<Shape>(strategy, of_value, job.rows, rotated, tile);
+    if (gpu::Ballot(refused) != 0 && gpu::Lane() == 0) {
+      gpu::AtomicMin(params.unusable, gpu::BlockX());
+    }
+    if (!of_value) StoreJobWords(job, shape, layout, tile);
+    return;
+  }
   StoreRows<Shape>(strategy, of_value ? TileRows::kValue : TileRows::kKey, source, tile, rotated,
                    !of_value && shape.summary == Summary::kMinMax);
   if (of_value) return;

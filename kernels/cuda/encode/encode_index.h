@@ -80,7 +80,7 @@ struct EncodeShape {
   static constexpr std::uint32_t kRowFloats = kHeadDim + 8;
   static constexpr std::uint32_t kFlagOffset = kTileEntries * kRowFloats * 4;
   static constexpr std::uint32_t kSharedBytes = kFlagOffset + 16;
-  static_assert(kTileEntries * kSourceRowBytes <= kFlagOffset);
+  static_assert(2 * kTileEntries * kSourceRowBytes <= kFlagOffset);
   static_assert(kSharedBytes <= 48 * 1024);
 };
 

@@ -4,6 +4,9 @@
 //
 // Each function is block-collective, ends without a barrier, and returns whether this thread found
 // an element that cannot be stored. Rows after the last one are never read.
+//
+// Rows of planes are centred first. What fp32 leaves of x - mu is split into two bf16, which carry
+// 16 bits: so rows of every type take the tensor cores.
 #pragma once
 
 #include <cstddef>
@@ -18,6 +21,7 @@ struct RotateSource {
   const std::byte* rows;
   std::uint64_t stride;
   const std::byte* rotation;  // null: identity
+  const std::byte* mean;      // bf16, subtracted from every row; null: none
   std::uint32_t row_count;
   std::uint32_t channels;
   ElementType type;
@@ -115,14 +119,16 @@ struct RotateSums {
 
 // rotated [row][channel] = X [row][dim] x R^T [dim][channel]. B operands are pairs of neighbours in
 // a row of R, so R is read from global memory in its stored order, each element once per block.
-template <class Shape>
+// The rows are sums of kSplits operands.
+template <class Shape, std::uint32_t kSplits = 1>
 TESSERA_DEVICE void MultiplyRows(const RotateSource& source, const std::byte* shared,
                                  RotateSums<Shape>& sums) {
+  constexpr std::uint32_t kTiles = kSplits * Shape::kRowTiles;
   const std::uint32_t first = gpu::Warp() * Shape::kWarpChannels;
   for (std::uint32_t s = 0; s < Shape::kSteps; ++s) {
-    std::uint32_t rows[Shape::kRowTiles][4];
+    std::uint32_t rows[kTiles][4];
     TESSERA_UNROLL
-    for (std::uint32_t r = 0; r < Shape::kRowTiles; ++r) {
+    for (std::uint32_t r = 0; r < kTiles; ++r) {
       const std::uint32_t chunk = s * 2 + KeyMatrixChunk(gpu::Lane());
       gpu::LoadMatrices(rows[r], shared + SwizzledOffset(r * 16 + KeyMatrixEntry(gpu::Lane()),
                                                          chunk, Shape::kSourceRowBytes));
@@ -140,8 +146,8 @@ TESSERA_DEVICE void MultiplyRows(const RotateSource& source, const std::byte* sh
                          : 0;
       }
       TESSERA_UNROLL
-      for (std::uint32_t r = 0; r < Shape::kRowTiles; ++r) {
-        gpu::Mma<ElementType::kBf16>(sums.tiles[t][r], rows[r], weights);
+      for (std::uint32_t r = 0; r < kTiles; ++r) {
+        gpu::Mma<ElementType::kBf16>(sums.tiles[t][r % Shape::kRowTiles], rows[r], weights);
       }
     }
   }
@@ -191,8 +197,51 @@ TESSERA_DEVICE bool RotateByTensorCores(const RotateSource& source, float* rotat
   return StoreSums<Shape>(source, sums, rotated);
 }
 
+// Stores the centred rows as two operands, one after the other: rounded to bf16, and what is left.
+template <class Shape>
+TESSERA_DEVICE void SplitRows(const RotateSource& source, std::byte* shared) {
+  constexpr std::uint32_t kPieces = Shape::kHeadDim / 8;
+  for (std::uint32_t i = gpu::Thread(); i < kTileEntries * kPieces; i += Shape::kThreads) {
+    const std::uint32_t row = i / kPieces;
+    const std::uint32_t piece = i % kPieces;
+    gpu::Chunk front = {};
+    gpu::Chunk rest = {};
+    if (row < source.row_count) {
+      float x[8];
+      float mean[8];
+      LoadEight(source.type,
+                source.rows + row * source.stride + piece * 8 * ElementBytes(source.type), x);
+      LoadEight(ElementType::kBf16, source.mean + piece * kChunkBytes, mean);
+      TESSERA_UNROLL
+      for (std::uint32_t w = 0; w < 4; ++w) {
+        const float low = x[2 * w] - mean[2 * w];
+        const float high = x[2 * w + 1] - mean[2 * w + 1];
+        const std::uint32_t pair = gpu::PackPair<ElementType::kBf16>(low, high);
+        front.words[w] = pair;
+        rest.words[w] = gpu::PackPair<ElementType::kBf16>(
+            low - std::bit_cast<float>(pair << 16), high - std::bit_cast<float>(pair & 0xffff0000u));
+      }
+    }
+    std::byte* place = shared + SwizzledOffset(row, piece, Shape::kSourceRowBytes);
+    *reinterpret_cast<gpu::Chunk*>(place) = front;
+    *reinterpret_cast<gpu::Chunk*>(place + kTileEntries * Shape::kSourceRowBytes) = rest;
+  }
+}
+
+template <class Shape>
+TESSERA_DEVICE bool RotateCentred(const RotateSource& source, float* rotated) {
+  auto* shared = reinterpret_cast<std::byte*>(rotated);
+  SplitRows<Shape>(source, shared);
+  gpu::SyncBlock();
+  RotateSums<Shape> sums = {};
+  MultiplyRows<Shape, 2>(source, shared, sums);
+  gpu::SyncBlock();  // all threads have read the rows that the sums overwrite
+  return StoreSums<Shape>(source, sums, rotated);
+}
+
 template <class Shape>
 TESSERA_DEVICE bool RotateRows(const RotateSource& source, float* rotated) {
+  if (source.mean != nullptr) return RotateCentred<Shape>(source, rotated);
   if (source.rotation == nullptr) return CopyRows<Shape>(source, rotated);
   if (source.type == ElementType::kBf16 && source.rotation_type == ElementType::kBf16) {
     return RotateByTensorCores<Shape>(source, rotated);

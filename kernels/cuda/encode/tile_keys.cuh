@@ -2,13 +2,14 @@
 // uses them.
 //
 //   grid: jobs. The K rows of a tile become fp32 in shared memory. Then a thread per channel
-//   rotates them back, x = R^T y, eight rows at a time. Neighbouring threads read neighbouring
+//   rotates them back, x = R^T y (+ mu in planes), eight rows at a time. Neighbouring threads read neighbouring
 //   elements of R, and all threads of a warp read the same element of a row
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/cuda/encode/encode_planes.cuh"
 #include "kernels/cuda/encode/encode_row.cuh"
 #include "kernels/cuda/encode/encode_summary.cuh"
 #include "kernels/cuda/encode/tile_ops_params.h"
@@ -46,7 +47,12 @@ TESSERA_DEVICE void KeysOfTile(const KeysTilesParams& params) {
   // The tile is only read; PlaceOf also serves writers and takes a mutable pointer.
   auto* tile = reinterpret_cast<std::byte*>(job.tile);
   auto* stored = reinterpret_cast<float*>(gpu::SharedMemory());  // [kTileEntries][head_dim]
+  const bool planes = strategy.shape.planes();
   for (std::uint32_t r = gpu::Warp(); r < job.rows; r += gpu::Threads() / kWarp) {
+    if (planes) {
+      ReadQuadRow(strategy, false, tile, r, stored + r * head_dim);
+      continue;
+    }
     ReadStoredRow(strategy.shape, strategy.shape.key, PlaceOf(tile, arrays, r), head_dim,
                   stored + r * head_dim);
   }
@@ -61,12 +67,16 @@ TESSERA_DEVICE void KeysOfTile(const KeysTilesParams& params) {
     float elements[kKeysRows] = {};
     // Rows after the last one hold anything, and are not stored.
     if (rotated) TurnBack(strategy, rows, head_dim, channel, elements);
+    const float mean =
+        planes ? LoadElementOf(ElementType::kBf16,
+                               reinterpret_cast<const std::byte*>(strategy.key_mean), channel)
+               : 0;
     TESSERA_UNROLL
     for (std::uint32_t r = 0; r < kKeysRows; ++r) {
       if (first + r >= job.rows) continue;
       auto* key = reinterpret_cast<std::byte*>(job.keys) + (first + r) * row_bytes;
       StoreElementOf(params.type, key, channel,
-                     rotated ? elements[r] : rows[r * head_dim + channel]);
+                     (rotated ? elements[r] : rows[r * head_dim + channel]) + mean);
     }
   }
 }

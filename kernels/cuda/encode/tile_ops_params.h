@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 
 #include "kernels/format/element.h"
 #include "kernels/format/part.h"
@@ -22,6 +23,11 @@ struct DeviceStrategy {
   ElementType rotation_type = ElementType::kBf16;
   std::uint64_t key_rotation = 0;
   std::uint64_t value_rotation = 0;
+  // Planes only. Means are as in RotationView, 16-byte aligned; error limits as in EncodeJob.
+  std::uint64_t key_mean = 0;
+  std::uint64_t value_mean = 0;
+  float key_error_limit = std::numeric_limits<float>::infinity();
+  float value_error_limit = std::numeric_limits<float>::infinity();
 };
 
 // Rows to be encoded into one tile. Row r is at key + r * stride; all three are multiples of 16.
@@ -59,7 +65,8 @@ struct KeysTileJob {
 static_assert(sizeof(KeysTileJob) == 24);
 
 // A new tile gathered from rows of other tiles. The shapes may differ only in weights and
-// positions. The new tile must not be one of the sources.
+// positions, and the new tile may keep planes without their crumbs. It must not be one of the
+// sources.
 struct GatherTileJob {
   std::uint64_t tile = 0;
   std::uint64_t summaries = 0;
@@ -105,7 +112,7 @@ struct ObserveForm {
 };
 
 // Result word of an encode: kNoUnusableJob, or the lowest index of a job with a rotated row that is
-// not finite. The tile of such a job holds anything; all other tiles are complete.
+// not finite or, in planes, whose error is over the limit. The tile of such a job holds anything; all other tiles are complete.
 inline constexpr std::uint64_t kNoUnusableJob = ~std::uint64_t{0};
 
 struct EncodeTilesParams {

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/cuda/encode/encode_planes.cuh"
 #include "kernels/cuda/encode/encode_row.cuh"
 #include "kernels/cuda/encode/encode_summary.cuh"
 #include "kernels/cuda/encode/tile_ops_params.h"
@@ -24,6 +25,10 @@ TESSERA_DEVICE void DecodeTile(const DecodeTilesParams& params) {
   // The tile is only read; PlaceOf also serves writers and takes a mutable pointer.
   auto* tile = reinterpret_cast<std::byte*>(job.tile);
   for (std::uint32_t r = gpu::Warp(); r < job.rows; r += gpu::Threads() / kWarp) {
+    if (shape.planes()) {
+      ReadQuadRow(strategy, of_value, tile, r, output + std::uint64_t{r} * width);
+      continue;
+    }
     ReadStoredRow(shape, ShapeOf(shape, rows), PlaceOf(tile, arrays, r), width,
                   output + std::uint64_t{r} * width);
   }
@@ -75,6 +80,23 @@ TESSERA_DEVICE void StoreGatheredWords(const DeviceStrategy& from, const DeviceS
   }
 }
 
+// Gathers rows of planes: their codes, then the words of four of them at a time.
+template <class Shape>
+TESSERA_DEVICE void GatherQuads(const DeviceStrategy& from, const DeviceStrategy& to,
+                                const GatherRow* rows, std::uint32_t count, float* scratch,
+                                std::byte* tile) {
+  for (std::uint32_t q = gpu::Warp(); q < kTileQuads; q += Shape::kWarps) {
+    std::byte* quad = tile + q * to.layout.quad.bytes;
+    TESSERA_NO_UNROLL
+    for (std::uint32_t side = 0; side < 2; ++side) {
+      CopyQuadCodes<Shape>(from, to, side == 1, rows, count, q, scratch, quad);
+      gpu::SyncWarp();
+      StoreQuadWords<Shape>(to, side == 1, q, scratch, quad);
+      gpu::SyncWarp();  // before the next side's codes
+    }
+  }
+}
+
 // Grid: jobs.
 template <std::uint32_t kHeadDim>
 TESSERA_DEVICE void GatherTileRows(const GatherTilesParams& params) {
@@ -90,6 +112,11 @@ TESSERA_DEVICE void GatherTileRows(const GatherTilesParams& params) {
   const RowArrays from_values = ArraysOf(from.layout, TileRows::kValue);
   const RowArrays to_keys = ArraysOf(to.layout, TileRows::kKey);
   const RowArrays to_values = ArraysOf(to.layout, TileRows::kValue);
+  if (gpu::Thread() < kTileEntries) {
+    const std::uint32_t r = gpu::Thread();
+    StoreGatheredWords(from, to, r < job.row_count ? rows + r : nullptr, tile, r);
+  }
+  if (shape.planes()) return GatherQuads<Shape>(from, to, rows, job.row_count, keys, tile);
   for (std::uint32_t r = gpu::Warp(); r < job.row_count; r += Shape::kWarps) {
     auto* source = const_cast<std::byte*>(rows[r].tile);
     CopyStoredRow(to_keys, tile, r, from_keys, source, rows[r].row);
@@ -100,10 +127,6 @@ TESSERA_DEVICE void GatherTileRows(const GatherTilesParams& params) {
   }
   ZeroUnusedRows(tile, to_keys, job.row_count, kTileEntries);
   ZeroUnusedRows(tile, to_values, job.row_count, kTileEntries);
-  if (gpu::Thread() < kTileEntries) {
-    const std::uint32_t r = gpu::Thread();
-    StoreGatheredWords(from, to, r < job.row_count ? rows + r : nullptr, tile, r);
-  }
   gpu::SyncBlock();
   StoreSummaries<Shape>(shape, to.layout, reinterpret_cast<std::byte*>(job.summaries),
                         job.row_count, keys);

@@ -28,6 +28,10 @@ bool CanBePacked(const LaneView& lane, const DenseTile& tile) {
                      [&](const SegmentView& segment) { return IsServedSegment(segment, tile); });
 }
 
+std::uint64_t MeanBytes(const TileShape& shape) {
+  return std::uint64_t{shape.head_dim} * ElementBytes(ElementType::kBf16);
+}
+
 }  // namespace
 
 HostBatchImage::HostBatchImage(const HostBatch& batch, std::uint64_t extent_bytes)
@@ -75,6 +79,9 @@ void HostBatchImage::MeasurePool() {
       };
       allocate(segment.rotation.key, segment.shape.key);
       allocate(segment.rotation.value, segment.shape.value);
+      if (!segment.shape.planes()) continue;
+      Allocate(MeanBytes(segment.shape));
+      Allocate(MeanBytes(segment.shape));
     }
   }
   extents_ = static_cast<std::uint32_t>((next_ + extent_bytes_ - 1) / extent_bytes_);
@@ -120,6 +127,13 @@ std::uint64_t HostBatchImage::PackRotation(const SegmentView& segment, const Row
   return offset;
 }
 
+std::uint64_t HostBatchImage::PackMean(const SegmentView& segment, const std::byte* mean) {
+  if (!segment.shape.planes()) return kNoRotation;
+  const std::uint64_t offset = Allocate(MeanBytes(segment.shape));
+  std::memcpy(PoolAt(offset), mean, MeanBytes(segment.shape));
+  return offset;
+}
+
 SegmentSpec HostBatchImage::PackSegment(const SegmentView& segment) {
   const std::uint32_t tiles = TilesOf(segment.entries);
   const TileLayout layout = LayoutOf(segment.shape);
@@ -145,7 +159,9 @@ SegmentSpec HostBatchImage::PackSegment(const SegmentView& segment) {
           .position_span = segment.positions(),
           .key_rotation = PackRotation(segment, segment.shape.key, segment.rotation.key),
           .value_rotation = PackRotation(segment, segment.shape.value, segment.rotation.value),
-          .rotation_type = segment.rotation.type};
+          .rotation_type = segment.rotation.type,
+          .key_mean = PackMean(segment, segment.rotation.key_mean),
+          .value_mean = PackMean(segment, segment.rotation.value_mean)};
 }
 
 HostBatchImage::PackedLane HostBatchImage::PackLane(const LaneView& lane) {

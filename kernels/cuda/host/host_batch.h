@@ -89,6 +89,7 @@ class HostBatchImage {
                   std::uint64_t alignment, std::uint64_t table_word);
   std::uint64_t PackRotation(const SegmentView& segment, const RowShape& side,
                              const std::byte* matrix);
+  std::uint64_t PackMean(const SegmentView& segment, const std::byte* mean);
   PackedLane PackLane(const LaneView& lane);
   void MeasurePool();
 

@@ -43,7 +43,9 @@ std::span<const std::span<const AttendVariant>> EveryVariant() {
       kAttendPackedBf16Dim64, kAttendPackedBf16Dim128, kAttendPackedBf16Dim256,
       kAttendPackedFp16Dim64, kAttendPackedFp16Dim128, kAttendPackedFp16Dim256,
       kAttendPackedInt8Dim64, kAttendPackedInt8Dim128, kAttendPackedInt8Dim256,
-      kAttendPackedFp8Dim64,  kAttendPackedFp8Dim128,  kAttendPackedFp8Dim256};
+      kAttendPackedFp8Dim64,  kAttendPackedFp8Dim128,  kAttendPackedFp8Dim256,
+      kAttendPlanesDim64,     kAttendPlanesDim128,     kAttendPlanesDim256,
+      kAttendNearPlanesDim64, kAttendNearPlanesDim128, kAttendNearPlanesDim256};
   return all;
 }
 
@@ -66,7 +68,7 @@ std::span<const std::span<const AttendVariant>> EverySelectedVariant() {
 
 using VariantTable = std::span<const std::span<const AttendVariant>>;
 
-// Packed kernels serve layers of every type.
+// Kernels over packed tiles and planes serve layers of every type.
 std::span<const AttendVariant> Variants(VariantTable table, PartKind kind, ElementType type,
                                         std::uint32_t head_dim) {
   const bool dense = kind == PartKind::kDense || kind == PartKind::kDenseWords;

@@ -59,7 +59,9 @@ SegmentSpec SpecOf(const SegmentView& segment) {
           .position_span = segment.positions(),
           .key_rotation = rotation(segment.rotation.key),
           .value_rotation = rotation(segment.rotation.value),
-          .rotation_type = segment.rotation.type};
+          .rotation_type = segment.rotation.type,
+          .key_mean = rotation(segment.rotation.key_mean),
+          .value_mean = rotation(segment.rotation.value_mean)};
 }
 
 // Returns true if a kernel may multiply a side by the matrix at `offset`. Without a rotation, no
@@ -70,6 +72,18 @@ bool RotationFits(const DeviceArena& arena, const SegmentSpec& segment, const Ro
   return IsElementType(static_cast<std::uint8_t>(segment.rotation_type)) &&
          ResolveObject(arena, offset, RotationBytes(segment.shape, side, segment.rotation_type),
                        kTileAlignment) != 0;
+}
+
+// Returns true if all four parts of a book are in the pool.
+bool BookFits(const DeviceArena& arena, const SegmentSpec& segment) {
+  const auto fits = [&](std::uint64_t offset, std::uint64_t bytes) {
+    return offset != kNoRotation && ResolveObject(arena, offset, bytes, kTileAlignment) != 0;
+  };
+  const std::uint64_t row = segment.shape.head_dim * ElementBytes(ElementType::kBf16);
+  const std::uint64_t matrix = segment.shape.head_dim * row;
+  return segment.rotation_type == ElementType::kBf16 && fits(segment.key_rotation, matrix) &&
+         fits(segment.value_rotation, matrix) && fits(segment.key_mean, row) &&
+         fits(segment.value_mean, row);
 }
 
 // Raises the selection limits to cover `needed`.
@@ -166,7 +180,9 @@ bool StepWriter::Fits(const SegmentSpec& segment) {
   if (!shape.packed() && shape.format != DenseFormat(type_)) return false;
   if (segment.entries == 0) return true;
   const DeviceArena arena = Arena();
-  if (shape.packed() && (!RotationFits(arena, segment, shape.key, segment.key_rotation) ||
+  if (shape.planes()) {
+    if (!BookFits(arena, segment)) return false;
+  } else if (shape.packed() && (!RotationFits(arena, segment, shape.key, segment.key_rotation) ||
                          !RotationFits(arena, segment, shape.value, segment.value_rotation))) {
     return false;
   }
@@ -251,6 +267,8 @@ std::uint32_t StepWriter::AddStrategy(const SegmentSpec& segment) {
   At<StepStrategy>(At<StepHeader>(0)->strategies_offset)[strategies_++] = {
       .key_rotation = segment.key_rotation,
       .value_rotation = segment.value_rotation,
+      .key_mean = segment.shape.planes() ? segment.key_mean : kNoRotation,
+      .value_mean = segment.shape.planes() ? segment.value_mean : kNoRotation,
       .position_span = span != 0 ? span : segment.entries,
       .lane = lanes_ - layer.first_lane,
       .rotation_type = segment.rotation_type,

@@ -78,6 +78,9 @@ struct SegmentSpec {
   std::uint64_t key_rotation = kNoRotation;
   std::uint64_t value_rotation = kNoRotation;
   ElementType rotation_type = ElementType::kBf16;
+  // The means of a book, which planes have.
+  std::uint64_t key_mean = kNoRotation;
+  std::uint64_t value_mean = kNoRotation;
 };
 
 struct TailSpec {

@@ -26,9 +26,7 @@ std::string_view StrategyProblem(std::span<const DeviceStrategy> strategies, std
     return "the layout does not belong to the shape";
   }
   if (strategy.shape.head_dim != strategies[0].shape.head_dim) return "more than one head_dim";
-  if (strategy.shape.planes() || strategy.shape.summary == Summary::kSigns) {
-    return "planes and signs are not served";
-  }
+  if (strategy.shape.summary == Summary::kSigns) return "an index of signs is not served";
   return {};
 }
 
@@ -47,15 +45,29 @@ std::string_view RotationProblem(const DeviceStrategy& strategy) {
   for (const std::uint64_t rotation : {strategy.key_rotation, strategy.value_rotation}) {
     if (rotation % kAlignment != 0) return "the rotation is not 16-byte aligned";
   }
+  if (!strategy.shape.planes()) return {};
+  const bool book = strategy.key_rotation != 0 && strategy.value_rotation != 0 &&
+                    Chunked(strategy.key_mean) && Chunked(strategy.value_mean);
+  if (!book || strategy.rotation_type != ElementType::kBf16) {
+    return "planes need rotations and means in bf16, 16-byte aligned";
+  }
   return {};
 }
 
 bool RowCount(std::uint32_t rows) { return rows >= 1 && rows <= kTileEntries; }
 
-bool SameRows(TileShape a, TileShape b) {
-  a.weights = b.weights = false;
-  a.positions = b.positions = false;
-  return a == b;
+bool KeepsPlanes(const PlaneWidths& from, const PlaneWidths& to) {
+  const PlaneWidths without = WithoutCrumbs(from);
+  return (to.first == from.first || to.first == without.first) &&
+         (to.second == from.second || to.second == without.second);
+}
+
+bool SameRows(TileShape from, const TileShape& to) {
+  from.weights = to.weights;
+  from.positions = to.positions;
+  if (KeepsPlanes(from.key_planes, to.key_planes)) from.key_planes = to.key_planes;
+  if (KeepsPlanes(from.value_planes, to.value_planes)) from.value_planes = to.value_planes;
+  return from == to;
 }
 
 // Checks where a new tile's summaries are to be stored.
@@ -132,7 +144,7 @@ std::string_view GatherProblem(std::span<const DeviceStrategy> strategies, const
     if (!problem.empty()) return problem;
   }
   if (!SameRows(strategies[job.from].shape, strategies[job.to].shape)) {
-    return "the shapes differ in more than weights and positions";
+    return "the shapes differ in more than weights, positions and crumbs";
   }
   if (job.rows.empty() || job.rows.size() > kTileEntries) return "the row count is not in 1..32";
   if (!Chunked(job.tile)) return "the tile is null or not 16-byte aligned";

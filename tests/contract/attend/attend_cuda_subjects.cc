@@ -71,6 +71,7 @@ AttendResult ChooseOn(cuda::Runtime& runtime, const AttendBatch& batch, Selectio
 constexpr double kValueTolerance = 0.05;
 
 ErrorBound CudaBoundOf(const TileShape& shape) {
+  if (shape.planes()) return cuda::kPlanesErrorBound;
   return shape.packed() ? cuda::PackedErrorBound(ValuesOf(shape.format))
                         : cuda::CudaErrorBound(ElementsOf(shape.format));
 }
@@ -86,6 +87,7 @@ class CudaSubject final : public AttendSubject {
   ErrorBound bound_of(const TileShape& shape) const override { return CudaBoundOf(shape); }
   bool rows_are_independent() const override { return true; }
   bool survives_fork() const override { return false; }
+  bool serves_signs() const override { return false; }
 
   AttendResult Run(const AttendBatch& batch, Executor&) override {
     const HostItems items(batch);
@@ -109,6 +111,7 @@ class EmulatedSubject final : public AttendSubject {
   ErrorBound bound(ElementType type) const override { return cuda::CudaErrorBound(type); }
   ErrorBound bound_of(const TileShape& shape) const override { return CudaBoundOf(shape); }
   bool rows_are_independent() const override { return true; }
+  bool serves_signs() const override { return false; }
   int rounds(int usual) const override { return (usual + 2) / 3; }  // slow: one thread for a grid
 
   // Every run uses another grid and another order of threads.
@@ -140,6 +143,7 @@ std::vector<std::shared_ptr<AttendSubject>> Subjects() {
 
 INSTANTIATE_TEST_SUITE_P(Cuda, AttendConformance, testing::ValuesIn(Subjects()), SubjectName);
 INSTANTIATE_TEST_SUITE_P(Cuda, AttendPackedConformance, testing::ValuesIn(Subjects()), SubjectName);
+INSTANTIATE_TEST_SUITE_P(Cuda, AttendPlanes, testing::ValuesIn(Subjects()), SubjectName);
 INSTANTIATE_TEST_SUITE_P(Cuda, AttendSelection, testing::ValuesIn(Subjects()), SubjectName);
 
 }  // namespace

@@ -124,7 +124,11 @@ class Table {
         .key_rotation =
             memory.Put(rotation.key, RotationBytes(job.shape, job.shape.key, rotation.type)),
         .value_rotation =
-            memory.Put(rotation.value, RotationBytes(job.shape, job.shape.value, rotation.type))};
+            memory.Put(rotation.value, RotationBytes(job.shape, job.shape.value, rotation.type)),
+        .key_mean = memory.Put(rotation.key_mean, job.shape.head_dim * sizeof(std::uint16_t)),
+        .value_mean = memory.Put(rotation.value_mean, job.shape.head_dim * sizeof(std::uint16_t)),
+        .key_error_limit = job.key_error_limit,
+        .value_error_limit = job.value_error_limit};
     const std::uint64_t row_bytes = job.shape.head_dim * ElementBytes(job.type);
     const auto key = memory.PutRows(job.key, job.stride, job.rows, row_bytes);
     const auto value = memory.PutRows(job.value, job.stride, job.rows, row_bytes);

@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "tests/contract/pack/pack_conformance.h"
+#include "tests/contract/pack/pack_planes.h"
 
 namespace tessera::kernels {
 namespace {
@@ -29,4 +30,7 @@ INSTANTIATE_TEST_SUITE_P(Cpu, PackConformance, testing::ValuesIn(Subjects()), Pa
 INSTANTIATE_TEST_SUITE_P(Cpu, PartConformance, testing::ValuesIn(Subjects()), PackSubjectName);
 
 }  // namespace
+
+std::vector<PackSubjectPtr> PlanesSubjects() { return Subjects(); }
+
 }  // namespace tessera::kernels

@@ -7,6 +7,7 @@
 #include "kernels/cuda/encode/tile_ops_params.h"
 #include "tests/contract/pack/device_operations.h"
 #include "tests/contract/pack/pack_conformance.h"
+#include "tests/contract/pack/pack_planes.h"
 
 namespace tessera::kernels {
 namespace {
@@ -14,7 +15,8 @@ namespace {
 std::vector<PackSubjectPtr> Subjects() {
   const PackSubject bounds = {.rotation_error = cuda::kRotationError,
                               .shares = cuda::kObserveErrorBound,
-                              .products = {.per_logit_mass = kObservedProductError}};
+                              .products = {.per_logit_mass = kObservedProductError},
+                              .signs = false};
   PackSubject real = bounds;
   real.name = "cuda";
   real.operations = &RealTileOperations();
@@ -31,4 +33,7 @@ std::vector<PackSubjectPtr> Subjects() {
 INSTANTIATE_TEST_SUITE_P(Cuda, PackConformance, testing::ValuesIn(Subjects()), PackSubjectName);
 
 }  // namespace
+
+std::vector<PackSubjectPtr> PlanesSubjects() { return Subjects(); }
+
 }  // namespace tessera::kernels

@@ -20,11 +20,11 @@ inline PlaneWidths AnyWidths(TestRandom& random) {
   return {random.Pick(kPlaneWidths), second};
 }
 
-inline TileShape AnyPlanes(TestRandom& random) {
+inline TileShape AnyPlanes(bool signs, TestRandom& random) {
   TileShape shape = PlanesShape(random.Pick(kHeadDims), AnyWidths(random), AnyWidths(random));
   shape.weights = random.OneIn(2);
   shape.positions = random.OneIn(2);
-  if (shape.key_planes.planes() == 2 && random.OneIn(2)) shape = WithSigns(shape);
+  if (signs && shape.key_planes.planes() == 2 && random.OneIn(2)) shape = WithSigns(shape);
   return shape;
 }
 
@@ -74,20 +74,10 @@ inline std::vector<std::byte> AnyTile(const TileShape& shape, std::uint32_t rows
   return tile;
 }
 
-// Planes and signs as separate calls, for the CPU implementations.
+// Planes and signs as separate calls.
 class PlanesSuite : public PartConformance {};
 
-inline std::vector<PackSubjectPtr> PlanesSubjects() {
-  std::vector<PackSubjectPtr> subjects;
-  for (const Implementation* implementation : Implementations()) {
-    PackSubject subject = {.name = std::string(ImplementationName(*implementation)),
-                           .supported = ImplementationSupported(*implementation),
-                           .reason = std::string(ImplementationReason(*implementation)),
-                           .rotation_error = 0x1p-19};
-    if (subject.supported) subject.operations = &OperationsOf(*implementation);
-    subjects.push_back(std::make_shared<PackSubject>(std::move(subject)));
-  }
-  return subjects;
-}
+// The subjects of this binary: a file of subjects defines it.
+std::vector<PackSubjectPtr> PlanesSubjects();
 
 }  // namespace tessera::kernels

@@ -7,6 +7,7 @@
 #include "kernels/cuda/attend/attend_fma.cuh"
 #include "kernels/cuda/attend/attend_mma.cuh"
 #include "kernels/cuda/attend/attend_packed.cuh"
+#include "kernels/cuda/attend/attend_planes.cuh"
 #include "kernels/cuda/attend/merge.cuh"
 #include "kernels/cuda/common/rotate.cuh"
 #include "kernels/cuda/encode/rows.cuh"
@@ -64,6 +65,17 @@ void RunPacked(const AttendParams& params, const EmulatedGrid& grid) {
   } else {
     RunAttend<PackedShape<kValues, kHeadDim, kMost>>(params, grid,
                                                      AttendPacked<kValues, kHeadDim, kMost>);
+  }
+}
+
+template <std::uint32_t kHeadDim, PartKind kKind>
+void RunPlanes(const AttendParams& params, const EmulatedGrid& grid) {
+  if ((params.kinds & KindBit(kKind)) == 0) return;
+  constexpr std::uint32_t kMost = PlanesTuningFor(kHeadDim).column_tiles;
+  if (IsNarrow(params, grid) || kMost == 1) {
+    RunAttend<QuadShape<kHeadDim, 1>>(params, grid, AttendPlanes<kHeadDim, 1, kKind>);
+  } else {
+    RunAttend<QuadShape<kHeadDim, kMost>>(params, grid, AttendPlanes<kHeadDim, kMost, kKind>);
   }
 }
 
@@ -125,6 +137,8 @@ void RunHeadDim(ElementType type, const AttendParams& params, const EmulatedGrid
   RunPacked<kernels::ValueType::kFp16, kHeadDim>(params, grid);
   RunPacked<kernels::ValueType::kInt8, kHeadDim>(params, grid);
   RunPacked<kernels::ValueType::kFp8, kHeadDim>(params, grid);
+  RunPlanes<kHeadDim, PartKind::kPlanes>(params, grid);
+  RunPlanes<kHeadDim, PartKind::kNearPlanes>(params, grid);
   RunSelected<kHeadDim>(type, params, grid);
 }
 

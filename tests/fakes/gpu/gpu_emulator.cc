@@ -48,6 +48,7 @@ enum class Operation {
   kLoadMatricesTransposed,
   kTransposeMatrix,
   kMultiplyAdd,
+  kMultiplyBytes,
 };
 
 // A lane's arguments and result of a warp operation.
@@ -58,6 +59,7 @@ struct Operand {
   const std::byte* row = nullptr;
   std::uint32_t* fragment = nullptr;
   float* c = nullptr;
+  std::int32_t* sums = nullptr;
   const std::uint32_t* a = nullptr;
   const std::uint32_t* b = nullptr;
   ElementType type = ElementType::kBf16;
@@ -328,6 +330,35 @@ void ExecuteMultiplyAdd(Fiber* lanes) {
   }
 }
 
+// mma.m16n8k32 of u8 by s8, as in the fragment figures of PTX:
+//   A  byte i of 16: row g (g + 8 for registers 1 and 3), column 4 t + i % 4 (+ 16 for i >= 8)
+//   B  byte i of 8: row 4 t + i % 4 (+ 16 for i >= 4), column g
+//   C  as above
+void ExecuteMultiplyBytes(Fiber* lanes) {
+  std::int32_t a[16][32], b[32][8];
+  for (std::uint32_t l = 0; l < kWarpLanes; ++l) {
+    const Operand& operand = lanes[l].operand;
+    const std::uint32_t g = l / 4, t = l % 4;
+    for (std::uint32_t i = 0; i < 16; ++i) {
+      const std::uint32_t row = i / 4 % 2 != 0 ? g + 8 : g;
+      a[row][t * 4 + i % 4 + (i >= 8 ? 16 : 0)] =
+          static_cast<std::uint8_t>(operand.a[i / 4] >> (8 * (i % 4)));
+    }
+    for (std::uint32_t i = 0; i < 8; ++i) {
+      b[t * 4 + i % 4 + (i >= 4 ? 16 : 0)][g] =
+          static_cast<std::int8_t>(operand.b[i / 4] >> (8 * (i % 4)));
+    }
+  }
+  for (std::uint32_t l = 0; l < kWarpLanes; ++l) {
+    for (std::uint32_t i = 0; i < 4; ++i) {
+      std::int32_t& sum = lanes[l].operand.sums[i];
+      for (std::uint32_t k = 0; k < 32; ++k) {
+        sum += a[i >= 2 ? l / 4 + 8 : l / 4][k] * b[k][l % 4 * 2 + (i & 1)];
+      }
+    }
+  }
+}
+
 void ExecuteExchange(Operation operation, Fiber* lanes) {
   Operand before[kWarpLanes];
   for (std::uint32_t l = 0; l < kWarpLanes; ++l) before[l] = lanes[l].operand;
@@ -365,6 +396,8 @@ void Machine::Execute(Operation operation, std::uint32_t first) {
       return ExecuteTranspose(lanes);
     case Operation::kMultiplyAdd:
       return ExecuteMultiplyAdd(lanes);
+    case Operation::kMultiplyBytes:
+      return ExecuteMultiplyBytes(lanes);
   }
 }
 
@@ -486,6 +519,13 @@ void MultiplyAdd(ElementType type, float (&c)[4], const std::uint32_t (&a)[4],
   machine->operand().a = a;
   machine->operand().b = b;
   machine->Await(Operation::kMultiplyAdd);
+}
+
+void MmaBytes(std::int32_t (&c)[4], const std::uint32_t (&a)[4], const std::uint32_t (&b)[2]) {
+  machine->operand().sums = c;
+  machine->operand().a = a;
+  machine->operand().b = b;
+  machine->Await(Operation::kMultiplyBytes);
 }
 
 std::uint64_t LoadOnce(const std::uint64_t* word) { return *word; }
