@@ -1,5 +1,6 @@
 """The examples run, the README shows them as they are, the commands of the package work."""
 
+import json
 import os
 import pathlib
 import re
@@ -36,6 +37,21 @@ class Examples(unittest.TestCase):
         text = program.read_text()
         self.assertLessEqual(text.count("\n"), 34)
         self.assertIn(f"```python\n{text}```\n", (PYTHON / "README.md").read_text())
+
+    def test_notebooks_are_the_scripts(self):
+        done = run(PYTHON / "examples/make_notebooks", "--check")
+        self.assertEqual(done.returncode, 0, done.stdout)
+        # Cell by cell, as a notebook runs it: later cells see the names of earlier ones.
+        notebook = json.loads((PYTHON / "examples/notebooks/numpy_worker.ipynb").read_text())
+        cells = ["".join(cell["source"]) for cell in notebook["cells"]
+                 if cell["cell_type"] == "code"]
+        self.assertGreater(len(cells), 3)
+        names = {}
+        argv = sys.argv
+        self.addCleanup(setattr, sys, "argv", argv)
+        for cell in cells:
+            exec(cell.replace("unix:/run/tessera/tesserad.sock", self.daemon.address), names)
+        self.assertEqual(len(names["outputs"]), names["LAYERS"])
 
     def test_two_processes_one_prefix(self):
         self.check(r"publisher: 1024 tokens, (\d+) bytes.*\n"
