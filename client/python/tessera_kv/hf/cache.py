@@ -125,9 +125,10 @@ class TesseraCache(Cache):
     def run(self, forward: Callable[..., Any], arguments: tuple[Any, ...], options: dict[str, Any]
             ) -> Any:
         """Calls the model's forward. Repeats it if the daemon aborts the step."""
-        ids = options.get("input_ids", arguments[0] if arguments else None)
+        ids: Any = options.get("input_ids", arguments[0] if arguments else None)
+        has_ids = torch.is_tensor(ids) and ids.ndim == 2
         for attempt in range(_ATTEMPTS):
-            self._new_ids = ids.tolist() if torch.is_tensor(ids) and ids.ndim == 2 else None
+            self._new_ids = ids.tolist() if has_ids else None
             try:
                 output = forward(*arguments, **options)
                 if self._pass is not None:
@@ -318,7 +319,10 @@ class TesseraCache(Cache):
     # ---- what Tessera adds
 
     def fork(self, count: int = 1) -> TesseraCache:
-        """A cache with every row `count` times. It copies nothing, and this one remains."""
+        """A cache with every row `count` times. It copies nothing, and this one remains.
+
+        Close it before this one.
+        """
         self.abandon()
         made = TesseraCache(self.setting, self.geometry, self.policy, lambda: None)
         for row, ids in zip(self.rows, self.ids):

@@ -105,7 +105,8 @@ def _rope(model: Any, config: Any, head_dim: int) -> tuple[float, tuple[float, .
     """Base, frequencies, and the reason if there are none."""
     if config.model_type not in HALF_ROTATED:
         return 0.0, (), f"how {config.model_type} rotates rows is not known"
-    kinds, sets = set(), []
+    kinds: set[str] = set()
+    sets: list[tuple[float, ...]] = []
     for module in model.modules():
         for name, buffer in module.named_buffers(recurse=False):
             if name.endswith("inv_freq") and "original" not in name:
