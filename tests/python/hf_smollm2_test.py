@@ -13,10 +13,10 @@ import torch
 import transformers
 
 import tessera_kv.hf as thf
-from tessera_kv.hf import gguf
+from tessera_kv.hf import from_gguf
 
-if not gguf.SMOLLM2.exists():
-    print(f"skipped: no {gguf.SMOLLM2}; deploy/models/fetch smollm2", file=sys.stderr)
+if not from_gguf.SMOLLM2.exists():
+    print(f"skipped: no {from_gguf.SMOLLM2}; deploy/models/fetch smollm2", file=sys.stderr)
     sys.exit(SKIPPED)
 
 QUESTIONS = (
@@ -38,7 +38,7 @@ class SmolLM2(WithDaemon):
     def setUpClass(cls):
         super().setUpClass()
         torch.set_num_threads(2)
-        cls.model, cls.tokenizer = gguf.load(gguf.SMOLLM2)
+        cls.model, cls.tokenizer = from_gguf.load(from_gguf.SMOLLM2)
         cls.tokenizer.padding_side = "left"
         cls.tokenizer.pad_token = cls.tokenizer.eos_token
 

@@ -6,13 +6,13 @@ import sys
 import time
 
 import tessera_kv.hf as thf
-from tessera_kv.hf import gguf
+from tessera_kv.hf import from_gguf
 
 POLICIES = ("", "quest", "mosaickv:keep=0.375,select=0,recent=32+int8", "planes:book_rows=256",
             "snapkv:budget=0.35", "streaming:recent=256")
 LENGTH = int(sys.argv[2]) if len(sys.argv) > 2 else 1500
 
-model, tokenizer = gguf.load(gguf.SMOLLM2)
+model, tokenizer = from_gguf.load(from_gguf.SMOLLM2)
 filler = tokenizer("The grass is green. The sky is blue. The sun is yellow. Here we go.").input_ids
 key = tokenizer(" The pass key is 48213. Remember it. ").input_ids
 question = tokenizer("<|im_end|>\n<|im_start|>user\nWhat is the pass key?<|im_end|>\n"

@@ -8,11 +8,11 @@ import time
 
 import torch
 import tessera_kv.hf as thf
-from tessera_kv.hf import gguf
+from tessera_kv.hf import from_gguf
 
 HEAD = "You are a careful assistant. Answer in one sentence. " * 80
 
-model, tokenizer = gguf.load(gguf.SMOLLM2)
+model, tokenizer = from_gguf.load(from_gguf.SMOLLM2)
 head = tokenizer(HEAD, return_tensors="pt").input_ids
 tail = tokenizer("<|im_start|>user\nWhat is the capital of France?<|im_end|>\n"
                  "<|im_start|>assistant\n", return_tensors="pt").input_ids

@@ -16,7 +16,7 @@ from transformers import DynamicCache
 
 from ..worker import Worker, attach
 from . import cache as new_cache
-from . import gguf, prefill, versions
+from . import from_gguf, prefill, versions
 
 OWN = "DynamicCache, sdpa"
 
@@ -107,7 +107,7 @@ def first_token(model: Any, worker: Worker, tokens: int, rounds: int) -> None:
 def main(address: str, dtype: str, tokens: AnySequence[int], batches: AnySequence[int],
          new_tokens: int, rounds: int) -> None:
     """Runs all of it with SmolLM2."""
-    model, _ = gguf.load(gguf.SMOLLM2, dtype=getattr(torch, dtype))
+    model, _ = from_gguf.load(from_gguf.SMOLLM2, dtype=getattr(torch, dtype))
     model.generation_config.eos_token_id = None
     with attach(address, name="bench", threads=torch.get_num_threads()) as worker:
         print(f"SmolLM2, {dtype}, {torch.get_num_threads()} threads", flush=True)
