@@ -502,8 +502,8 @@ TESSERA_DEVICE void AddGroup(const QuadPart& part, const std::byte* quads, std::
   const std::byte* rows =
       first + KeyQuadOf(gpu::Lane()) * part.quad_bytes + KeySlotOf(gpu::Lane()) * 2;
   const std::byte* values = first + ValueQuadOf(gpu::Lane()) * part.quad_bytes;
-  WeightOperand operand[Shape::kColumnTiles];
-  float scales[2];
+  WeightOperand operand[Shape::kColumnTiles] = {};
+  float scales[2] = {};
   TESSERA_UNROLL
   for (std::uint32_t h = 0; h < kHalves; ++h) {
     const HalfPlane& plane = part.value[h];
@@ -535,7 +535,7 @@ template <class Shape, class Rows>
 TESSERA_DEVICE void AttendQuads(const AttendParams& params, const QuadPart& part, const Rows& rows,
                                 std::uint32_t entry, const std::byte* stage,
                                 QuadState<Shape>& state) {
-  float weights[kSliceGroups][Shape::kColumnTiles][4];
+  float weights[kSliceGroups][Shape::kColumnTiles][4] = {};
   TESSERA_UNROLL
   for (std::uint32_t g = 0; g < kSliceGroups; ++g) {
     ScoreGroup<Shape>(part, stage, g, state, weights[g]);

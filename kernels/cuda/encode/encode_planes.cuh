@@ -19,19 +19,24 @@ inline constexpr std::uint32_t kRowLanes = kWarp / kQuadRows;
 
 // A quad's side, plane by plane.
 struct QuadSide {
-  HalfPlane plane[kMaxPlanes];
+  HalfPlane first;
+  HalfPlane second;
   std::uint32_t planes;
   std::uint32_t channels;  // per plane
+
+  // Not an array: an index that is not known would put it on the stack.
+  TESSERA_HOST_DEVICE constexpr HalfPlane plane(std::uint32_t p) const {
+    return p == 0 ? first : second;
+  }
 };
 
 TESSERA_HOST_DEVICE inline QuadSide QuadSideOf(const TileShape& shape, const TileLayout& layout,
                                                bool of_value) {
   const std::uint32_t planes = (of_value ? shape.value_planes : shape.key_planes).planes();
-  QuadSide side = {.plane = {}, .planes = planes, .channels = shape.head_dim / planes};
-  for (std::uint32_t p = 0; p < planes; ++p) {
-    side.plane[p] = HalfPlaneOf(shape, layout.quad, of_value, p);
-  }
-  return side;
+  return {.first = HalfPlaneOf(shape, layout.quad, of_value, 0),
+          .second = HalfPlaneOf(shape, layout.quad, of_value, 1),
+          .planes = planes,
+          .channels = shape.head_dim / planes};
 }
 
 // Where the codes of row `row` of quad `quad` are.
@@ -138,7 +143,7 @@ TESSERA_DEVICE void StoreQuadWords(const DeviceStrategy& strategy, bool of_value
                                    std::uint32_t quad, float* rotated, std::byte* to) {
   const QuadSide side = QuadSideOf(strategy.shape, strategy.layout, of_value);
   for (std::uint32_t p = 0; p < side.planes; ++p) {
-    const HalfPlane& plane = side.plane[p];
+    const HalfPlane plane = side.plane(p);
     const std::uint32_t first = p * side.channels;
     const auto store = [&](std::uint32_t bits, std::uint32_t shift, std::uint32_t at) {
       if (of_value) {
@@ -243,8 +248,8 @@ TESSERA_DEVICE bool StoreQuads(const DeviceStrategy& strategy, bool of_value, st
     for (std::uint32_t p = 0; p < side.planes; ++p) {
       const std::uint32_t groups = side.channels / 32;
       const std::uint16_t scale =
-          CodePlane(side.plane[p].width, p * groups, (p + 1) * groups, z, codes, found);
-      if (channel == 0) StoreScale(side.plane[p], row, live ? scale : std::uint16_t{0}, quad);
+          CodePlane(side.plane(p).width, p * groups, (p + 1) * groups, z, codes, found);
+      if (channel == 0) StoreScale(side.plane(p), row, live ? scale : std::uint16_t{0}, quad);
     }
     refused |= found.error > limit && found.error > kRefusedShare * found.energy;
     gpu::SyncWarp();  // every lane has read the elements that the codes overwrite
@@ -293,7 +298,7 @@ TESSERA_DEVICE void ReadQuadRow(const DeviceStrategy& strategy, bool of_value,
   const QuadSide side = QuadSideOf(strategy.shape, strategy.layout, of_value);
   const std::byte* quad = tile + row / kQuadRows * strategy.layout.quad.bytes;
   for (std::uint32_t i = gpu::Lane(); i < strategy.shape.head_dim; i += kWarp) {
-    const HalfPlane& plane = side.plane[i / side.channels];
+    const HalfPlane plane = side.plane(i / side.channels);
     const std::uint32_t code =
         CodeOf(plane, quad, of_value, row % kQuadRows, i % side.channels);
     elements[i] = ScaleAt(plane, quad, row % kQuadRows) *
@@ -318,17 +323,17 @@ TESSERA_DEVICE void CopyQuadCodes(const DeviceStrategy& from, const DeviceStrate
   std::byte* codes = CodesOfRow<Shape>(scratch, q, slot);
   for (std::uint32_t c = gpu::Lane() % kRowLanes; c < Shape::kHeadDim; c += kRowLanes) {
     const std::uint32_t p = c / to_side.channels;
-    const std::uint32_t dropped = from_side.plane[p].width - to_side.plane[p].width;
+    const std::uint32_t dropped = from_side.plane(p).width - to_side.plane(p).width;
     const std::uint32_t code =
-        live ? CodeOf(from_side.plane[p], source, of_value, row, c % to_side.channels) >> dropped
+        live ? CodeOf(from_side.plane(p), source, of_value, row, c % to_side.channels) >> dropped
              : 0;
     codes[c] = static_cast<std::byte>(code);
   }
   if (const std::uint32_t p = gpu::Lane() % kRowLanes; p < to_side.planes) {
-    const std::uint32_t dropped = from_side.plane[p].width - to_side.plane[p].width;
+    const std::uint32_t dropped = from_side.plane(p).width - to_side.plane(p).width;
     const float scale =
-        live ? ScaleAt(from_side.plane[p], source, row) * static_cast<float>(1u << dropped) : 0;
-    StoreScale(to_side.plane[p], slot, FloatToBf16(scale), quad);
+        live ? ScaleAt(from_side.plane(p), source, row) * static_cast<float>(1u << dropped) : 0;
+    StoreScale(to_side.plane(p), slot, FloatToBf16(scale), quad);
   }
 }
 
