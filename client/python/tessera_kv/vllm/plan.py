@@ -1,0 +1,26 @@
+"""What the scheduler's process tells the worker's before each forward."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Part:
+    """A request's share of one forward."""
+
+    request: str
+    block: int  # the first of its blocks: what a row of the batch is known by
+    ids: list[int]  # of the new tokens
+    prompt: int  # tokens that its prompt has
+    prefix: int = 0  # id of the published prompt that it begins with
+    publish: bool = False  # the prompt, once it is there
+
+
+@dataclass
+class Plan:
+    """One forward."""
+
+    parts: list[Part] = field(default_factory=list)
+    preempted: list[str] = field(default_factory=list)
+    ended: list[str] = field(default_factory=list)
