@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 
+from .. import exact
 from ..errors import FailedPrecondition
 from ..model import Layer, Model
 from ..read import Read
 from ..sequence import Sequence
 from ..worker import Worker
-from .. import exact
 from .places import Places
 
 # A forward of so many tokens behind others is a step; more are attended in bulk. A step may have
