@@ -5,8 +5,8 @@
 //
 // The sum of a packed segment's parts is in V's rotated space. It is rotated back once per segment,
 // o = R_v^T o', before it is added to the others. Over planes the sum of weights times the mean
-// mu_v is added, and neighbouring segments of one book are rotated back together. A segment with selection has as many parts as the
-// device counted, in slots after the layer's other parts.
+// mu_v is added, and neighbouring segments of one book are rotated back together. A segment with
+// selection has as many parts as the device counted, in slots after the layer's other parts.
 #pragma once
 
 #include <cstdint>

@@ -54,8 +54,8 @@ struct AttendParams {
   float* outputs;  // [work][max_columns][head_dim], unnormalised; packed parts in V's rotated space
   // [strategy][max_columns]: the power of two that each rotated row was divided by
   float* rotated_scales;
-  // [strategy][max_columns][head_dim]: R_k q; zeros from `channels` on. Over planes a row holds int8
-  // codes and a CodedQuery instead.
+  // [strategy][max_columns][head_dim]: R_k q; zeros from `channels` on. Over planes a row holds
+  // int8 codes and a CodedQuery instead.
   std::uint16_t* rotated;
   // Selection buffers for the layer's blocks and the lanes that own them. Logarithms are base 2.
   float* scores;          // [max_columns][max_blocks]

@@ -1,6 +1,6 @@
-// How the words of a quad (kernels/format/planes.h) become tensor-core operands: by shifts and masks
-// alone. A slice is a tile or eight gathered quads; its 32 rows are two groups of 16, four quads
-// each.
+// How the words of a quad (kernels/format/planes.h) become tensor-core operands: by shifts and
+// masks alone. A slice is a tile or eight gathered quads; its 32 rows are two groups of 16, four
+// quads each.
 //
 //   K   u8 A operand of m16n8k32, rows x channels. Row g of a group is quad g / 2, slot 2 (g % 2);
 //       row g + 8 is the slot behind it. So a lane's two rows are neighbouring words.
@@ -10,8 +10,8 @@
 //
 // Each side's channels are two *halves* of head_dim / 2 channels: its planes, or the halves of its
 // only plane. Within a half the order of channels in the sum over K is free. Lane t of four takes
-// the channels of words i = t steps ... t steps + steps - 1: eight neighbouring channels a step. The
-// codes of a query use the same order for every width.
+// the channels of words i = t steps ... t steps + steps - 1: eight neighbouring channels a step.
+// The codes of a query use the same order for every width.
 //
 //   width   K, step i                                 V, channels 2c and 2c + 1
 //     4     word i                                    word c
@@ -60,8 +60,8 @@ TESSERA_HOST_DEVICE constexpr HalfPlane HalfPlaneOf(const TileShape& shape, cons
   HalfPlane found;
   found.width = width;
   found.words = first + before * PlaneBytes(channels, words);
-  found.crumbs = first + PlaneBytes(two ? channels : 2 * channels, words) +
-                 before * PlaneBytes(channels, 2);
+  found.crumbs =
+      first + PlaneBytes(two ? channels : 2 * channels, words) + before * PlaneBytes(channels, 2);
   found.scales = scales + plane * kQuadRows * 2;
   return found;
 }
@@ -142,8 +142,8 @@ TESSERA_HOST_DEVICE constexpr float KeyCentre(std::uint32_t width) {
   return (static_cast<float>(1u << width) - 1.0f) / 2.0f;
 }
 
-// What rotate.cuh stores behind the head_dim int8 codes of a query row over planes. The row has room
-// for head_dim 16-bit elements.
+// What rotate.cuh stores behind the head_dim int8 codes of a query row over planes. The row has
+// room for head_dim 16-bit elements.
 struct CodedQuery {
   float scale[kHalves];  // a code's value; NaN if an element is not finite
   float sum[kHalves];    // of the half's codes

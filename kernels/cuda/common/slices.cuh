@@ -147,8 +147,8 @@ TESSERA_DEVICE void MaskRows(const AttendParams& params, const RowFacts& facts, 
   }
 }
 
-// A warp's ring of stages in shared memory. `ahead` (0 .. 3) slices are being copied while one is in
-// use.
+// A warp's ring of stages in shared memory. `ahead` (0 .. 3) slices are being copied while one is
+// in use.
 struct StageRing {
   std::byte* shared;
   std::uint32_t stage_bytes;
@@ -172,8 +172,8 @@ TESSERA_DEVICE void WaitForStage(std::uint32_t ahead) {
   }
 }
 
-// Walks this warp's slices of `live`, kEntries each. fetch(entry, stage) starts the copies of a slice;
-// attend(entry, stage) uses them. Requires ring.ahead <= kMost.
+// Walks this warp's slices of `live`, kEntries each. fetch(entry, stage) starts the copies of a
+// slice; attend(entry, stage) uses them. Requires ring.ahead <= kMost.
 template <std::uint32_t kMost, std::uint32_t kStageEntries, std::uint32_t kEntries = kSliceEntries,
           class Fetch, class Attend>
 TESSERA_DEVICE void WalkSlices(EntryRange live, const StageRing& ring, Fetch fetch, Attend attend) {

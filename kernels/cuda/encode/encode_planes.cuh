@@ -71,8 +71,8 @@ TESSERA_HOST_DEVICE constexpr std::uint32_t PackKeyNibbles(std::uint32_t front,
   return (front & kNibbles) | (back & kNibbles) << 4;
 }
 
-// Bits [shift, shift + bits) of byte 0 and up of each of four rows' codes, as a word of V: `rows[j]`
-// holds the word's channels of row j, one per byte.
+// Bits [shift, shift + bits) of byte 0 and up of each of four rows' codes, as a word of V:
+// `rows[j]` holds the word's channels of row j, one per byte.
 TESSERA_HOST_DEVICE constexpr std::uint32_t PackValueWord(const std::uint32_t (&rows)[kQuadRows],
                                                           std::uint32_t bits, std::uint32_t shift) {
   std::uint32_t word = 0;
@@ -121,8 +121,8 @@ TESSERA_DEVICE void StoreValueWords(std::uint32_t bits, std::uint32_t shift, std
     for (std::uint32_t j = 0; j < kQuadRows; ++j) {
       const std::uint32_t channel = first + w * per_word;
       // The aligned word that contains the channels; those before them are shifted out.
-      rows[j] = CodeWord(CodesOfRow<Shape>(rotated, quad, j), channel / 4 * 4) >>
-                (8 * (channel % 4));
+      rows[j] =
+          CodeWord(CodesOfRow<Shape>(rotated, quad, j), channel / 4 * 4) >> (8 * (channel % 4));
     }
     std::uint32_t word;
     if (bits == 8) {
@@ -241,7 +241,8 @@ TESSERA_DEVICE bool StoreQuads(const DeviceStrategy& strategy, bool of_value, st
     for (std::uint32_t g = 0; g < kGroups; ++g) {
       const gpu::Chunk four = reinterpret_cast<const gpu::Chunk*>(elements)[g * 8];
       TESSERA_UNROLL
-      for (std::uint32_t i = 0; i < 4; ++i) z[g][i] = live ? std::bit_cast<float>(four.words[i]) : 0;
+      for (std::uint32_t i = 0; i < 4; ++i)
+        z[g][i] = live ? std::bit_cast<float>(four.words[i]) : 0;
     }
     std::uint32_t codes[kGroups] = {};
     RowError found;
@@ -270,9 +271,8 @@ TESSERA_HOST_DEVICE inline std::uint32_t FieldOf(const std::byte* words, bool of
                                                  std::uint32_t channel) {
   const std::uint32_t per_word = of_value ? 8 / bits : 32 / bits;
   const std::uint32_t within = channel % per_word;
-  const std::uint32_t byte = of_value
-                                 ? channel / per_word * 4 + row
-                                 : (channel / per_word * kQuadRows + row) * 4 + within % 4;
+  const std::uint32_t byte = of_value ? channel / per_word * 4 + row
+                                      : (channel / per_word * kQuadRows + row) * 4 + within % 4;
   const std::uint32_t shift = (of_value ? within : within / 4) * bits;
   return static_cast<std::uint32_t>(words[byte]) >> shift & ((1u << bits) - 1);
 }
@@ -299,10 +299,9 @@ TESSERA_DEVICE void ReadQuadRow(const DeviceStrategy& strategy, bool of_value,
   const std::byte* quad = tile + row / kQuadRows * strategy.layout.quad.bytes;
   for (std::uint32_t i = gpu::Lane(); i < strategy.shape.head_dim; i += kWarp) {
     const HalfPlane plane = side.plane(i / side.channels);
-    const std::uint32_t code =
-        CodeOf(plane, quad, of_value, row % kQuadRows, i % side.channels);
-    elements[i] = ScaleAt(plane, quad, row % kQuadRows) *
-                  (static_cast<float>(code) - KeyCentre(plane.width));
+    const std::uint32_t code = CodeOf(plane, quad, of_value, row % kQuadRows, i % side.channels);
+    elements[i] =
+        ScaleAt(plane, quad, row % kQuadRows) * (static_cast<float>(code) - KeyCentre(plane.width));
   }
 }
 

@@ -218,8 +218,9 @@ TESSERA_DEVICE void SplitRows(const RotateSource& source, std::byte* shared) {
         const float high = x[2 * w + 1] - mean[2 * w + 1];
         const std::uint32_t pair = gpu::PackPair<ElementType::kBf16>(low, high);
         front.words[w] = pair;
-        rest.words[w] = gpu::PackPair<ElementType::kBf16>(
-            low - std::bit_cast<float>(pair << 16), high - std::bit_cast<float>(pair & 0xffff0000u));
+        rest.words[w] =
+            gpu::PackPair<ElementType::kBf16>(low - std::bit_cast<float>(pair << 16),
+                                              high - std::bit_cast<float>(pair & 0xffff0000u));
       }
     }
     std::byte* place = shared + SwizzledOffset(row, piece, Shape::kSourceRowBytes);

@@ -2,8 +2,8 @@
 // uses them.
 //
 //   grid: jobs. The K rows of a tile become fp32 in shared memory. Then a thread per channel
-//   rotates them back, x = R^T y (+ mu in planes), eight rows at a time. Neighbouring threads read neighbouring
-//   elements of R, and all threads of a warp read the same element of a row
+//   rotates them back, x = R^T y (+ mu in planes), eight rows at a time. Neighbouring threads read
+//   neighbouring elements of R, and all threads of a warp read the same element of a row
 #pragma once
 
 #include <cstddef>

@@ -112,7 +112,8 @@ struct ObserveForm {
 };
 
 // Result word of an encode: kNoUnusableJob, or the lowest index of a job with a rotated row that is
-// not finite or, in planes, whose error is over the limit. The tile of such a job holds anything; all other tiles are complete.
+// not finite or, in planes, whose error is over the limit. The tile of such a job holds anything;
+// all other tiles are complete.
 inline constexpr std::uint64_t kNoUnusableJob = ~std::uint64_t{0};
 
 struct EncodeTilesParams {

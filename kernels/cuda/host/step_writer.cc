@@ -182,8 +182,9 @@ bool StepWriter::Fits(const SegmentSpec& segment) {
   const DeviceArena arena = Arena();
   if (shape.planes()) {
     if (!BookFits(arena, segment)) return false;
-  } else if (shape.packed() && (!RotationFits(arena, segment, shape.key, segment.key_rotation) ||
-                         !RotationFits(arena, segment, shape.value, segment.value_rotation))) {
+  } else if (shape.packed() &&
+             (!RotationFits(arena, segment, shape.key, segment.key_rotation) ||
+              !RotationFits(arena, segment, shape.value, segment.value_rotation))) {
     return false;
   }
   const auto table_fits = [&](std::uint64_t table) {

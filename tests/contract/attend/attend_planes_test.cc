@@ -66,10 +66,9 @@ struct PlanesMixture {
 TEST_P(AttendPlanes, Mixtures) {
   for (int round = 0; round < subject().rounds(60); ++round) {
     const BatchShape shape = AnyBatch(random_);
-    const PlanesMixture mixture(shape, subject().serves_signs(),
-                                static_cast<std::uint32_t>(random_.Between(1, 6)),
-                                random_.OneIn(3) ? 200 : 40,
-                                static_cast<std::uint32_t>(random_.Below(70)), random_);
+    const PlanesMixture mixture(
+        shape, subject().serves_signs(), static_cast<std::uint32_t>(random_.Between(1, 6)),
+        random_.OneIn(3) ? 200 : 40, static_cast<std::uint32_t>(random_.Below(70)), random_);
     SCOPED_TRACE(Describe(shape) + mixture.Describe());
     TestBatch batch(shape, random_);
     AddNewest(batch, *mixture.lane, static_cast<std::uint32_t>(random_.Between(1, 12)));

@@ -60,8 +60,8 @@ void ForEachTile(Test test) {
     for (const std::uint8_t first : kWidths) {
       for (const std::uint8_t second : {0, 2, 4, 6, 8}) {
         const PlaneWidths widths = {first, second};
-        SCOPED_TRACE(testing::Message() << head_dim << " channels, widths " << int{first} << ", "
-                                        << int{second});
+        SCOPED_TRACE(testing::Message()
+                     << head_dim << " channels, widths " << int{first} << ", " << int{second});
         test(Tile(head_dim, widths, widths));
         if (testing::Test::HasFailure()) return;
       }
