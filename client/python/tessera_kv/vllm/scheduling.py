@@ -56,7 +56,7 @@ class Scheduling:
         """Tokens that a waiting request need not compute. None: ask again, they are coming."""
         known = self._requests.get(request.request_id)
         if known is not None and known.kept:
-            return min(known.held, request.num_tokens - 1)
+            return min(known.held, int(request.num_tokens) - 1)
         if known is None:
             known = self._requests[request.request_id] = _Request(request)
             known.shared = self.settings.share and _may_share(request)
