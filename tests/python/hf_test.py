@@ -488,10 +488,9 @@ class NotServed(WithCache):
             forward(model, text(2, 1), cache)
 
     def test_weights_have_names(self):
-        _, one = models("llama", seed=1)
-        _, other = models("llama", seed=2)
-        self.assertNotEqual(geometry(one).name, geometry(other).name)
+        (_, one), (_, other) = (models("llama", seed=seed) for seed in (1, 2))
         name = geometry(one).name
+        self.assertNotEqual(geometry(other).name, name)
         with torch.no_grad():
             one.model.layers[3].mlp.up_proj.weight[77, 77] += 0.01
         self.assertNotEqual(geometry(one).name, name)
