@@ -1,5 +1,6 @@
 """`tessera_kv.hf`: tiny models of five architectures against transformers' own caches."""
 
+import contextlib
 import copy
 import os
 import pathlib
@@ -350,7 +351,7 @@ class Aborted(WithCache):
 
     def aborting(self, layer, failures):
         """Raises Aborted once in a step and once in a read: at a layer, or at the end."""
-        patches = []
+        patches = contextlib.ExitStack()
         for kind, name in ((tk.Step, "step"), (tk.Read, "read")):
             method = "end" if layer == "end" else "attend"
 
@@ -361,8 +362,8 @@ class Aborted(WithCache):
                     raise tk.Aborted("the pin was revoked", "pin_revoked")
                 return _true(this, *arguments, **options)
 
-            patches.append(mock.patch.object(kind, method, failing))
-        return Together(patches)
+            patches.enter_context(mock.patch.object(kind, method, failing))
+        return patches
 
     def test_it_gives_up_after_eight(self):
         _, model = models("llama", seed=self.seed)
@@ -373,19 +374,6 @@ class Aborted(WithCache):
             forward(model, text(1, 1), cache)
         self.assertEqual(cache.report().repeated, 7)
         self.assertEqual(cache.get_seq_length(), 20)
-
-
-class Together:
-    def __init__(self, contexts):
-        self.contexts = contexts
-
-    def __enter__(self):
-        for context in self.contexts:
-            context.__enter__()
-
-    def __exit__(self, *_):
-        for context in self.contexts:
-            context.__exit__(None, None, None)
 
 
 class Revoked(WithCache):

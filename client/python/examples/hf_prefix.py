@@ -26,7 +26,7 @@ with thf.cache(model, sys.argv[1]) as cache:
     found = cache.match(ids)  # what generate() need not compute
     if name == "first":
         thf.prefill(model, cache, head)
-        cache.publish(ttl=60)
+        cache.publish(ttl=600)
     output = thf.generate(model, cache, ids, max_new_tokens=1, do_sample=False, pad_token_id=0)
     first = time.perf_counter() - start
     output = thf.generate(model, cache, output, max_new_tokens=10, do_sample=False, pad_token_id=0)
