@@ -29,8 +29,10 @@ class Shared(unittest.TestCase):
         cls.model = tiny_model(cls.folder / "model")
         prompts = Prompts(5)
         head = prompts.one(HEAD)
+        short = prompts.some(*(3 + 3 * i for i in range(20)))
+        del short[18]  # its two best tokens have logits of 7.32573 and 7.32571: a tie
         cls.prompts = {
-            "short": prompts.some(*(3 + 3 * i for i in range(20))),
+            "short": short,
             "long": prompts.some(700, 333, 1100, 64),  # chunks of 512 tokens, beside decoding rows
             "shared": [head + tail for tail in prompts.some(7, 40, 100, 1)],
             "crowded": prompts.some(*(90 + i for i in range(8))),
@@ -109,6 +111,10 @@ class InVllm(Shared):
             daemon.process = subprocess.Popen(daemon.process.args, stdout=log, stderr=log,
                                               stdin=subprocess.DEVNULL)
         self.assertEqual(engine.answer()["tokens"], self.wanted["short"])
+        # The scheduler's attachment found the new daemon, too: the head is computed once.
+        before = self.tenant(daemon)["tokens_appended"]
+        self.assertEqual(engine.generate(self.prompts["shared"], 24), self.wanted["shared"])
+        self.assertLess(self.tenant(daemon)["tokens_appended"] - before, 2 * HEAD)
 
     def test_planes(self):
         daemon = self.daemon()

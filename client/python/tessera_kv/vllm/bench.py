@@ -24,7 +24,8 @@ MIB = 1 << 20
 
 
 def measure(options: argparse.Namespace, policy: str) -> dict[str, float]:
-    """Runs one engine in this process. Returns tokens per second, and bytes for the KV cache."""
+    """Runs one engine in this process. Returns tokens per second, CPU milliseconds per token, which
+    other programs on the machine change less, and bytes of vLLM's pool."""
     os.environ[SWITCH] = "0" if policy == OWN else "1"
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
@@ -44,20 +45,22 @@ def measure(options: argparse.Namespace, policy: str) -> dict[str, float]:
     prompts = [{"prompt_token_ids": [ids.randrange(100, 400) for _ in range(options.prompt)]}
                for _ in range(options.requests)]
 
-    def seconds(tokens: int) -> float:
+    def seconds(tokens: int) -> tuple[float, float]:
         sampling = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True,
                                   detokenize=False)
-        start = time.perf_counter()
+        start, cpu = time.perf_counter(), time.process_time()
         engine.generate(prompts, sampling, use_tqdm=False)
-        return time.perf_counter() - start
+        return time.perf_counter() - start, time.process_time() - cpu
 
     seconds(1)  # warm
-    first, both = seconds(1), seconds(options.output)
+    (first, first_cpu), (both, both_cpu) = seconds(1), seconds(options.output)
     core: Any = engine.llm_engine.engine_core
     pool = sum(tensor.size for tensor in
                core.engine_core.scheduler.kv_cache_config.kv_cache_tensors)
-    return {"prompt": options.requests * options.prompt / first,
-            "decode": options.requests * (options.output - 1) / (both - first), "pool": pool}
+    read, written = options.requests * options.prompt, options.requests * (options.output - 1)
+    return {"prompt": read / first, "prompt_cpu": first_cpu / read * 1e3,
+            "decode": written / (both - first),
+            "decode_cpu": (both_cpu - first_cpu) / written * 1e3, "pool": pool}
 
 
 def main() -> None:
@@ -77,12 +80,13 @@ def main() -> None:
         print(json.dumps(measure(options, options.only)), file=answers, flush=True)
         return
     print(f"{options.requests} requests of {options.prompt} + {options.output} tokens\n"
-          f"{'attention':<24}{'prompt tok/s':>14}{'decode tok/s':>14}{'vLLM pool MiB':>15}"
-          f"{'daemon peak MiB':>17}")
+          f"{'attention':<14}{'prompt tok/s':>13}{'CPU ms/tok':>12}{'decode tok/s':>14}"
+          f"{'CPU ms/tok':>12}{'vLLM pool MiB':>15}{'daemon peak MiB':>17}")
     for policy in [OWN, *(options.policy or ["dense", "planes"])]:
         found, peak = _run(options, policy)
-        print(f"{policy:<24}{found['prompt']:>14.0f}{found['decode']:>14.1f}"
-              f"{found['pool'] / MIB:>15.1f}{peak / MIB:>17.1f}", flush=True)
+        print(f"{policy:<14}{found['prompt']:>13.0f}{found['prompt_cpu']:>12.2f}"
+              f"{found['decode']:>14.1f}{found['decode_cpu']:>12.2f}{found['pool'] / MIB:>15.1f}"
+              f"{peak / MIB:>17.1f}", flush=True)
 
 
 def _run(options: argparse.Namespace, policy: str) -> tuple[dict[str, float], int]:
