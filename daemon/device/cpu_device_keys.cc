@@ -56,7 +56,8 @@ class PackedKeys {
                           .rows = keys_,
                           .padded_channels = padded,
                           .row_count = rows,
-                          .output = turned_});
+                          .output = turned_,
+                          .mean = strategy_.rotation.key_mean});
     Narrow(turned_, rows * shape.head_dim, type_, to);
   }
 
