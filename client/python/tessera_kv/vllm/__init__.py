@@ -1,9 +1,10 @@
 """Tessera as vLLM's attention on the CPU.
 
-    TESSERA_VLLM_CPU=1 vllm serve MODEL --no-enable-prefix-caching --kv-transfer-config '{
-        "kv_connector": "TesseraConnector",
-        "kv_connector_module_path": "tessera_kv.vllm.connector", "kv_role": "kv_both",
-        "kv_connector_extra_config": {"address": "unix:...", "policy": "planes"}}'
+    os.environ["TESSERA_VLLM_CPU"] = "1"
+    engine = vllm.LLM(..., enable_prefix_caching=False, kv_transfer_config={
+        "kv_connector": "TesseraConnector", "kv_role": "kv_both",
+        "kv_connector_module_path": "tessera_kv.vllm.connector",
+        "kv_connector_extra_config": {"address": "unix:...", "policy": "planes"}})
 
 vLLM calls `register` in every process, by the entry point `vllm.general_plugins`.
 """
