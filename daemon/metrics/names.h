@@ -166,7 +166,8 @@ inline constexpr Description<0> kTlsCertificateExpiry = {
 
 inline constexpr Description<0> kKvEventsWaiting = {
     "tessera_kv_events_waiting",
-    "Blocks whose events wait to be published; 0 unless kv_events is set.",
+    "Blocks whose events wait to be published; absent unless kv_events is set, as all about "
+    "events.",
     Kind::kGauge,
     {}};
 

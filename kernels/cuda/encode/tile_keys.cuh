@@ -70,7 +70,7 @@ TESSERA_DEVICE void KeysOfTile(const KeysTilesParams& params) {
     const float mean =
         planes ? LoadElementOf(ElementType::kBf16,
                                reinterpret_cast<const std::byte*>(strategy.key_mean), channel)
-               : 0;
+               : -0.0F;  // adds nothing to any number, not even to -0
     TESSERA_UNROLL
     for (std::uint32_t r = 0; r < kKeysRows; ++r) {
       if (first + r >= job.rows) continue;

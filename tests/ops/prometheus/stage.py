@@ -86,7 +86,7 @@ class Stage:
             "pool_bytes": str(256 * MIB), "pool_extent_bytes": str(2 * MIB),
             "staging_bytes": str(8 * MIB), "tail_extent_bytes": str(2 * MIB),
             "host_tier_bytes": str(64 * MIB), "raw_copy_bytes": str(1 * MIB),
-            "offload_idle_ms": 200,
+            "offload_idle_ms": 200, "kv_events": "127.0.0.1:0",
             "tenants": [{"name": "chat"},
                         {"name": "batch", "token": "batch", "hard_limit_bytes": str(96 * MIB),
                          "soft_limit_bytes": str(64 * MIB)},
