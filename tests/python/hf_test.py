@@ -9,10 +9,12 @@ import sys
 import time
 from unittest import mock
 
-import torch
-import transformers
+# First, because it goes on in an interpreter that has the others.
 from hf_support import ARCHITECTURES, LAYERS, VOCABULARY, forward, models
 from support import WithDaemon, main, tk
+
+import torch
+import transformers
 
 import tessera_kv.hf as thf
 from tessera_kv.hf import geometry
