@@ -123,6 +123,8 @@ absl::Status LimitSystemCalls(UnusedCalls unused) {
   for (const int family : {AF_UNIX, AF_INET, AF_INET6}) {
     filter.Add(SCMP_ACT_ALLOW, "socket", SCMP_A0(SCMP_CMP_EQ, static_cast<scmp_datum_t>(family)));
   }
+  // A thread of ZeroMQ says that it is an ordinary one, and aborts if it may not.
+  filter.Add(SCMP_ACT_ALLOW, "sched_setscheduler", SCMP_A1(SCMP_CMP_EQ, SCHED_OTHER));
   // Signals to itself: a drain that an operator asked for, an abort.
   const auto self = static_cast<scmp_datum_t>(::getpid());
   for (const char* const name : {"kill", "tgkill"}) {

@@ -182,7 +182,9 @@ class Events(unittest.TestCase):
         file.write_text(json.dumps(config))
         self.programs.start("tesserad", [BUILD / "bin/tesserad", f"--config={file}",
                                          "--unused-system-calls=kill"])
-        until("the daemon serves", 20, (self.folder / "d.sock").exists)
+        until("the daemon serves", 20, lambda: (self.folder / "d.sock").exists()
+              or self.programs.has_ended("tesserad"))
+        self.assertFalse(self.programs.has_ended("tesserad"), self.programs.log("tesserad"))
 
     def router(self, encoding):
         router = Router(self.events, self.replays, encoding)

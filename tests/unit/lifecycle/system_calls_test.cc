@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <linux/netlink.h>
+#include <sched.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/ptrace.h>
@@ -75,6 +76,11 @@ std::vector<Attempt> Attempts() {
        [] { return ::socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_ROUTE) >= 0; }},
       {"signal another process", [] { return ::kill(::getppid(), 0) == 0; }},
       {"be dumpable again", [] { return ::prctl(PR_SET_DUMPABLE, 1, 0, 0, 0) == 0; }},
+      {"be served before others",
+       [] {
+         const sched_param parameter = {.sched_priority = 1};
+         return ::sched_setscheduler(0, SCHED_FIFO, &parameter) == 0;
+       }},
       {"become another user", [] { return ::setuid(::getuid()) == 0; }},
   };
 }
