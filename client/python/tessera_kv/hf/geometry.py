@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +9,7 @@ import torch
 
 from ..errors import InvalidArgument, Unsupported
 from ..model import Layer
+from ..weights import fingerprint
 
 NAME = "tessera"  # the attention implementation, as transformers knows it
 HEAD_DIMS = (64, 128, 256)
@@ -124,20 +124,6 @@ def _rope(model: Any, config: Any, head_dim: int) -> tuple[float, tuple[float, .
     parameters = getattr(config, "rope_parameters", None) or {}
     theta = parameters.get("rope_theta") or getattr(config, "rope_theta", None) or 1e4
     return float(theta), sets[0], ""
-
-
-def fingerprint(model: Any) -> str:
-    """A hash of the weights. Workers share prefixes by it, so it must differ for models that
-    compute different keys: it covers a sum over all bits of each weight, and a sample of them."""
-    state = hashlib.sha256()
-    for name, weight in model.named_parameters():
-        flat = weight.detach().reshape(-1)
-        integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32}.get(flat.element_size())
-        total = flat.view(integers).sum(dtype=torch.int64).item() if integers else flat.sum().item()
-        sample = flat[:: max(1, flat.numel() // 64)].contiguous()
-        state.update(f"{name} {tuple(weight.shape)} {weight.dtype} {total} ".encode())
-        state.update(sample.view(torch.uint8).numpy().tobytes())
-    return state.hexdigest()[:16]
 
 
 def geometry(model: Any) -> Geometry:
