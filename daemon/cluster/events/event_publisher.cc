@@ -21,6 +21,8 @@ constexpr std::size_t kBlocksPerBatch = 256;
 constexpr int kWaitingBatches = 1000;
 constexpr int kWaitingReplays = 10'000;
 constexpr int kReplayPollMs = 100;
+// How often askers can have a worker told anew.
+constexpr auto kRetellPause = std::chrono::seconds(1);
 constexpr std::size_t kNumberBytes = 8;
 constexpr std::uint64_t kEndOfReplay = ~std::uint64_t{0};
 
@@ -209,7 +211,11 @@ void EventPublisher::Replay(const std::vector<std::string>& request) {
   if (found.first == first) return;
   // Names of workers may have an @: the model is what follows the last one.
   const std::size_t end = topic.rfind('@');
-  (void)options_.queue->Lose(topic.substr(3, end - 3));
+  const std::string worker = topic.substr(3, end - 3);
+  // Anybody may ask, and telling all anew takes the lock of PrefixStore.
+  const auto now = std::chrono::steady_clock::now();
+  std::erase_if(retold_, [&](const auto& entry) { return entry.second + kRetellPause <= now; });
+  if (retold_.try_emplace(worker, now).second) (void)options_.queue->Lose(worker);
 }
 
 void EventPublisher::Collect(metrics::Visitor& visitor) const {

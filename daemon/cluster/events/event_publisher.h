@@ -81,6 +81,7 @@ class EventPublisher final : public metrics::Collector {
   std::string address_;
   std::string replay_address_;
   std::map<std::string, std::vector<std::string>> topics_;  // by worker; of the publishing thread
+  std::map<std::string, Clock::TimePoint> retold_;  // workers, for askers; of the replaying thread
   std::atomic<bool> stopping_{false};
   std::atomic<std::uint64_t> stored_{0};
   std::atomic<std::uint64_t> removed_{0};

@@ -256,6 +256,27 @@ TEST_F(EventPublisherTest, WhatIsNotKeptIsToldAnew) {
   EXPECT_EQ(newcomer.blocks, truth_);
 }
 
+TEST_F(EventPublisherTest, AskersDoNotKeepItBusy) {
+  Start(/*history_bytes=*/1);
+  Known known;
+  Change({Stored(1)});
+  ASSERT_NO_FATAL_FAILURE(AwaitTruth(known));
+  Change({Stored(2)});
+  ASSERT_NO_FATAL_FAILURE(AwaitTruth(known));  // batch 0 is gone by now
+  const auto begun = std::chrono::steady_clock::now();
+  int answers = 0;
+  for (int i = 0; i < 200; ++i) replays_->Send({"", BytesOf(0), kTopic});
+  while (answers < 200 && std::chrono::steady_clock::now() < begun + kPatience) {
+    const std::vector<std::string> frames = replays_->Receive();
+    answers += frames.size() == 3 && NumberOf(frames[1]) == ~std::uint64_t{0};
+  }
+  EXPECT_EQ(answers, 200);
+  const auto seconds =
+      std::chrono::ceil<std::chrono::seconds>(std::chrono::steady_clock::now() - begun);
+  MutexLock lock(mutex_);
+  EXPECT_LE(retold_, seconds.count() + 1);
+}
+
 TEST_F(EventPublisherTest, AFullQueueIsToldAnew) {
   Start();
   Known known;
