@@ -93,6 +93,7 @@ class RowReader {
       request.set_dtype(ToDType(ToKernels(rows_.type)));
       v1::ReadResponse response;
       if (absl::Status status = session_.Call(request, response); !status.ok()) return status;
+      if (absl::Status status = Check(request, response); !status.ok()) return status;
       if (absl::Status status = Take(response, first_lane, heads); !status.ok()) return status;
       done += request.entries();
       const bool all = std::ranges::all_of(response.lanes(), [&](const v1::LaneRows& lane) {
@@ -104,11 +105,36 @@ class RowReader {
     }
   }
 
-  absl::Status Take(const v1::ReadResponse& response, std::size_t first_lane, std::uint32_t heads) {
-    if (response.lanes_size() != static_cast<int>(heads)) {
+  // The caller's arrays have room for what was asked for, and no more.
+  absl::Status Check(const v1::ReadRequest& request, const v1::ReadResponse& response) const {
+    if (response.lanes_size() != static_cast<int>(request.kv_heads())) {
       return absl::InternalError(
-          Concat("the daemon answered ", response.lanes_size(), " lanes of ", heads));
+          Concat("the daemon answered ", response.lanes_size(), " lanes of ", request.kv_heads()));
     }
+    const kernels::LayerGeometry& geometry = sequence_.model->geometry(range_.layer);
+    const std::uint64_t row = geometry.head_dim * ElementBytes(rows_.type);
+    for (int i = 0; i < response.lanes_size(); ++i) {
+      const v1::LaneRows& lane = response.lanes(i);
+      const std::uint64_t first =
+          std::min<std::uint64_t>(request.first_entry(), lane.lane_entries());
+      const std::uint64_t entries =
+          std::min<std::uint64_t>(request.entries(), lane.lane_entries() - first);
+      const auto positions = static_cast<std::uint64_t>(lane.position_size());
+      const auto weights = static_cast<std::uint64_t>(lane.weight_size());
+      const bool fits = positions == entries && lane.key().inline_().size() == entries * row &&
+                        lane.value().inline_().size() == entries * row &&
+                        (weights == 0 || weights == entries);
+      if (lane.kv_head() == request.first_kv_head() + static_cast<std::uint32_t>(i) && fits)
+        continue;
+      return absl::InternalError(Concat("the daemon answered ", positions, " entries of kv head ",
+                                        lane.kv_head(), ", or rows of another size; ", entries,
+                                        " of kv head ", request.first_kv_head() + i,
+                                        " were asked for"));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status Take(const v1::ReadResponse& response, std::size_t first_lane, std::uint32_t heads) {
     const bool first = rows_.lanes.size() == first_lane;
     if (rows_.lanes.empty()) rows_.tokens = response.tokens();
     bool changed = response.tokens() != rows_.tokens;
