@@ -42,8 +42,9 @@ class Scheduling:
     def open(self, geometry: Geometry) -> None:
         """Attaches, once the worker process has loaded the model."""
         if self.settings.share:
-            self._worker = attach(self.settings.address, name="vllm-scheduler", reattach=True,
-                                  tenant_token=self.settings.tenant_token, map_memory=False)
+            self._worker = attach(
+                self.settings.address, name=f"{self.settings.name}-scheduler", reattach=True,
+                tenant_token=self.settings.tenant_token, map_memory=False)
             self._model = geometry.register(self._worker)
 
     def close(self) -> None:

@@ -17,6 +17,7 @@ class Settings:
     """`kv_connector_extra_config`. Times are in seconds."""
 
     address: str = ""  # of the daemon
+    name: str = "vllm"  # of the engine: routers know it by this name in the daemon's KV events
     policy: str = ""  # of every sequence
     threads: int = 0  # that compute attention; 0: as many as torch has
     tenant_token: str = ""

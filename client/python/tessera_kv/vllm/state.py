@@ -37,8 +37,9 @@ class State:
     def __init__(self, settings: Settings, geometry: Geometry) -> None:
         self.settings = settings
         self.geometry = geometry
-        self.worker = attach(settings.address, name="vllm", tenant_token=settings.tenant_token,
-                             threads=settings.threads or torch.get_num_threads())
+        self.worker = attach(
+            settings.address, name=settings.name, tenant_token=settings.tenant_token,
+            threads=settings.threads or torch.get_num_threads())
         self.model = geometry.register(self.worker)
         self.plan = Plan()
         self._requests: dict[str, _Request] = {}
