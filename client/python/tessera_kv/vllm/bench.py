@@ -40,8 +40,9 @@ def measure(options: argparse.Namespace, policy: str) -> dict[str, float]:
             "kv_connector_extra_config": {
                 "address": options.address, "policy": "" if policy == "dense" else policy,
                 "share": False}}
-    engine = vllm.LLM(model=options.model, enforce_eager=True, enable_prefix_caching=False,
-                      max_model_len=options.prompt + options.output, skip_tokenizer_init=True, **given)
+    engine = vllm.LLM(
+        model=options.model, enforce_eager=True, enable_prefix_caching=False,
+        max_model_len=options.prompt + options.output, skip_tokenizer_init=True, **given)
     ids = random.Random(1)
     prompts = [{"prompt_token_ids": [ids.randrange(100, 400) for _ in range(options.prompt)]}
                for _ in range(options.requests)]
