@@ -34,7 +34,7 @@ struct QuadFacts {
 TESSERA_DEVICE bool IsLiveRow(EntryRange live, std::uint32_t entry) { return live.Contains(entry); }
 TESSERA_DEVICE std::uint32_t PlaceOfRow(EntryRange, std::uint32_t entry) { return entry; }
 
-// `rows`: the part's live entries, or its SelectedRows.
+// `rows`: the part's live entries.
 template <class Rows>
 TESSERA_DEVICE QuadFacts ReadQuadFacts(const Rows& rows, std::uint32_t entry,
                                        const TileWords& words, const std::byte* shared) {
