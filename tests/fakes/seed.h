@@ -1,5 +1,6 @@
-// Seeds of random tests. Each run prints a new seed; TESSERA_TEST_SEED=N repeats a run. No other
-// test code reads the environment.
+// Seeds of random tests. By default a test case has the same seed in every run, made from its name,
+// so that a failure is never an accident of the run. TESSERA_TEST_SEED=random draws new seeds;
+// TESSERA_TEST_SEED=N repeats a run. No other test code reads the environment.
 #pragma once
 
 #include <cstdint>
@@ -7,17 +8,35 @@
 #include <cstdlib>
 #include <iterator>
 #include <random>
+#include <string>
 
 #include "gtest/gtest.h"
 
 namespace tessera {
 
+// The same for each run of the running test case, and different from those of other cases.
+inline std::uint64_t SeedOfTestName() {
+  const testing::TestInfo* test = testing::UnitTest::GetInstance()->current_test_info();
+  std::uint64_t seed = 0xcbf29ce484222325;  // FNV-1a
+  if (test == nullptr) return seed;         // a program that is no GoogleTest
+  for (const char byte : std::string(test->test_suite_name()) + "." + test->name()) {
+    seed = (seed ^ static_cast<unsigned char>(byte)) * 0x100000001b3;
+  }
+  return seed;
+}
+
 // The seed of the running test case. It is printed and recorded in the XML result.
 inline std::uint64_t TestSeed() {
   const char* given = std::getenv("TESSERA_TEST_SEED");
-  std::random_device device;
-  const std::uint64_t seed = given != nullptr ? std::strtoull(given, nullptr, 0)
-                                              : (std::uint64_t{device()} << 32) ^ device();
+  std::uint64_t seed = 0;
+  if (given == nullptr) {
+    seed = SeedOfTestName();
+  } else if (std::string(given) == "random") {
+    std::random_device device;
+    seed = (std::uint64_t{device()} << 32) ^ device();
+  } else {
+    seed = std::strtoull(given, nullptr, 0);
+  }
   std::printf("TESSERA_TEST_SEED=%llu\n", static_cast<unsigned long long>(seed));
   std::fflush(stdout);
   testing::Test::RecordProperty("seed", std::to_string(seed));

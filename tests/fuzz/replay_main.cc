@@ -26,8 +26,9 @@ void Usage(std::FILE* to, const char* program) {
   std::fprintf(to,
                "Usage: %s [--mutations=N] [--max-bytes=N] [--work-file=FILE] [FILE|FOLDER...]\n"
                "       %s --write-seeds=FOLDER\n"
-               "Runs the inputs, then N random mutations of them (TESSERA_TEST_SEED=N repeats a\n"
-               "run). FILE holds the current input; it remains after a crash.\n",
+               "Runs the inputs, then N random mutations of them (TESSERA_TEST_SEED=random draws\n"
+               "others, TESSERA_TEST_SEED=N repeats a run). FILE holds the current input; it remains\n"
+               "after a crash.\n",
                program, program);
 }
 

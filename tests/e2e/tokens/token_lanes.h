@@ -36,6 +36,12 @@ inline Positions Range(std::uint64_t first, std::uint64_t last) {  // inclusive
   return range;
 }
 
+// The first entries of each lane whose keys lack a channel.
+struct MissingChannel {
+  int entries = 0;
+  std::uint32_t channel = 0;
+};
+
 class Tokens : public testing::Test {
  protected:
   Tokens() : Tokens(DaemonProcess::Start({}), nullptr) {}
@@ -171,7 +177,7 @@ class Tokens : public testing::Test {
   }
   // Attention over entries of weight 1.
   std::vector<double> ByDefinition(const v1::DescribeResponse& held, const SyntheticSequence& truth,
-                                   std::uint32_t layer) {
+                                   std::uint32_t layer, const MissingChannel& missing = {}) {
     const auto query = truth.Query(layer, truth.tokens() - 1);
     const std::uint32_t dim = shape_.head_dim;
     std::vector<double> output(shape_.query_row());
@@ -182,10 +188,11 @@ class Tokens : public testing::Test {
         return rows.subspan(std::size_t{kv_head} * dim, dim);
       };
       std::vector<double> logits;
-      for (const std::uint64_t position : lane.position()) {
+      for (int i = 0; i < lane.position_size(); ++i) {
         double dot = 0;
-        const auto key = row(truth.Key(layer, position, 1));
+        const auto key = row(truth.Key(layer, lane.position(i), 1));
         for (std::uint32_t d = 0; d < dim; ++d) {
+          if (i < missing.entries && d == missing.channel) continue;
           dot += static_cast<double>(kernels::Bf16ToFloat(key[d])) *
                  kernels::Bf16ToFloat(query[std::size_t{head} * dim + d]);
         }

@@ -18,6 +18,7 @@
 #include "kernels/format/dense_tile.h"
 #include "tests/fakes/gpu/emulated_runtime.h"
 #include "tests/fakes/gpu/shared_gpu.h"
+#include "tests/fakes/seed.h"
 
 namespace tessera::device {
 
@@ -112,7 +113,7 @@ class DeviceTest : public testing::TestWithParam<Kind> {
     }
   }
 
-  const std::uint64_t seed_ = std::random_device{}();
+  const std::uint64_t seed_ = TestSeed();
   std::mt19937_64 random_{seed_};
   tests::SharedGpu memory_{{.exports_fds = GetParam() != Kind::kGpuByIpc}};
   tests::EmulatedGpus gpus_;

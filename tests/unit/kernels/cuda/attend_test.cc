@@ -14,6 +14,7 @@
 #include "kernels/cuda/common/lane_index.h"
 #include "kernels/reference/oracle.h"
 #include "tests/fakes/gpu/emulated_kernels.h"
+#include "tests/fakes/seed.h"
 #include "tests/unit/kernels/cuda/lanes.h"
 
 namespace tessera::tests {
@@ -26,12 +27,6 @@ using kernels::cuda::FaultWord;
 using kernels::cuda::HostBatch;
 using kernels::cuda::HostItem;
 using kernels::cuda::kNoFault;
-
-std::uint64_t FreshSeed() {
-  const std::uint64_t seed = std::random_device{}();
-  ::testing::Test::RecordProperty("seed", std::to_string(seed));
-  return seed;
-}
 
 // The result of one item: rows of all query heads, of which only its own group's are written.
 struct ItemBuffers {
@@ -174,7 +169,7 @@ struct Variant {
 class EveryVariant : public ::testing::TestWithParam<Variant> {};
 
 TEST_P(EveryVariant, AgreesWithTheDefinition) {
-  const std::uint64_t seed = FreshSeed();
+  const std::uint64_t seed = TestSeed();
   SCOPED_TRACE(seed);
   Problem problem(Geometry(GetParam().type, GetParam().head_dim, 2, 4), true, seed);
   problem.Add({.segments = {700, 33}, .tail = 45, .ring_tiles = 4}, 1, 0);
@@ -186,7 +181,7 @@ TEST_P(EveryVariant, AgreesWithTheDefinition) {
 }
 
 TEST_P(EveryVariant, AgreesWithEveryRuleOfALayer) {
-  const std::uint64_t seed = FreshSeed();
+  const std::uint64_t seed = TestSeed();
   SCOPED_TRACE(seed);
   const std::vector<float> sinks = {0.5f, -INFINITY, 200.0f, 0.0f, -200.0f};
   LayerGeometry geometry = Geometry(GetParam().type, GetParam().head_dim, 1, 5);
@@ -218,7 +213,7 @@ INSTANTIATE_TEST_SUITE_P(
     VariantName);
 
 TEST(Attend, AgreesWithTheDefinitionOnRandomShapes) {
-  const std::uint64_t seed = FreshSeed();
+  const std::uint64_t seed = TestSeed();
   SCOPED_TRACE(seed);
   std::mt19937_64 random(seed);
   const auto pick = [&random](std::uint32_t low, std::uint32_t high) {
@@ -246,7 +241,7 @@ TEST(Attend, AgreesWithTheDefinitionOnRandomShapes) {
 class EveryType : public ::testing::TestWithParam<ElementType> {};
 
 TEST_P(EveryType, BitsDependOnTheLaneAlone) {
-  const std::uint64_t seed = FreshSeed();
+  const std::uint64_t seed = TestSeed();
   SCOPED_TRACE(seed);
   Problem problem(Geometry(GetParam(), 64, 2, 3), true, seed);
   problem.Add({.segments = {1100, 40}, .tail = 70, .ring_tiles = 4}, 4, 0);
@@ -267,7 +262,7 @@ TEST_P(EveryType, BitsDependOnTheLaneAlone) {
 
 // A query's result depends on the entries that it sees, not on the other queries of the call.
 TEST_P(EveryType, BitsOfAQueryDoNotDependOnTheOtherQueries) {
-  const std::uint64_t seed = FreshSeed();
+  const std::uint64_t seed = TestSeed();
   SCOPED_TRACE(seed);
   LayerGeometry geometry = Geometry(GetParam(), 64, 1, 2);
   geometry.sliding_window = 90;
@@ -291,7 +286,7 @@ TEST_P(EveryType, BitsOfAQueryDoNotDependOnTheOtherQueries) {
 }
 
 TEST_P(EveryType, BadTilesAreReportedAndNotFollowed) {
-  const std::uint64_t seed = FreshSeed();
+  const std::uint64_t seed = TestSeed();
   SCOPED_TRACE(seed);
   std::mt19937_64 random(seed);
   const std::uint64_t bad[] = {~std::uint64_t{0}, std::uint64_t{1} << 40, 8, ~std::uint64_t{63}};

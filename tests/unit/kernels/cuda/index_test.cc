@@ -11,15 +11,14 @@
 #include "kernels/cuda/common/lane_index.h"
 #include "kernels/cuda/host/step_writer.h"
 #include "tests/fakes/gpu/emulated_kernels.h"
+#include "tests/fakes/seed.h"
 
 namespace tessera::kernels::cuda {
 namespace {
 
 class Index : public ::testing::Test {
  protected:
-  Index() : seed_(std::random_device{}()), random_(seed_) {
-    RecordProperty("seed", std::to_string(seed_));
-  }
+  Index() : seed_(TestSeed()), random_(seed_) {}
   std::uint64_t Pick(std::uint64_t low, std::uint64_t high) {
     return std::uniform_int_distribution<std::uint64_t>(low, high)(random_);
   }

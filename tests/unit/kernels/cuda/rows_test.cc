@@ -10,6 +10,7 @@
 #include "kernels/cuda/common/lane_index.h"
 #include "kernels/cuda/common/params.h"
 #include "tests/fakes/gpu/emulated_kernels.h"
+#include "tests/fakes/seed.h"
 #include "tests/unit/kernels/cuda/lanes.h"
 
 namespace tessera::kernels::cuda {
@@ -77,7 +78,7 @@ class StoreRowsTest : public ::testing::TestWithParam<ElementType> {
     return count;
   }
 
-  const std::uint64_t seed_ = std::random_device{}();
+  const std::uint64_t seed_ = TestSeed();
   const ElementType type_ = GetParam();
   const std::uint64_t row_bytes_ = kHeadDim * ElementBytes(type_);
   std::mt19937_64 random_;
@@ -141,7 +142,7 @@ INSTANTIATE_TEST_SUITE_P(Cuda, StoreRowsTest,
                                            ElementType::kFp32));
 
 TEST(StoreWords, EveryWordGoesToItsAddress) {
-  std::mt19937_64 random(std::random_device{}());
+  std::mt19937_64 random(TestSeed());
   std::vector<std::uint64_t> memory(1000, 7), expected = memory;
   std::vector<WordStore> stores;
   for (std::uint64_t i = 0; i < 300; ++i) {
