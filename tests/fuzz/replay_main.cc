@@ -23,13 +23,14 @@ namespace {
 TestRandom* mutations = nullptr;  // a global, because LLVMFuzzerMutate has no parameter for it
 
 void Usage(std::FILE* to, const char* program) {
-  std::fprintf(to,
-               "Usage: %s [--mutations=N] [--max-bytes=N] [--work-file=FILE] [FILE|FOLDER...]\n"
-               "       %s --write-seeds=FOLDER\n"
-               "Runs the inputs, then N random mutations of them (TESSERA_TEST_SEED=random draws\n"
-               "others, TESSERA_TEST_SEED=N repeats a run). FILE holds the current input; it remains\n"
-               "after a crash.\n",
-               program, program);
+  std::fprintf(
+      to,
+      "Usage: %s [--mutations=N] [--max-bytes=N] [--work-file=FILE] [FILE|FOLDER...]\n"
+      "       %s --write-seeds=FOLDER\n"
+      "Runs the inputs, then N random mutations of them (TESSERA_TEST_SEED=random draws\n"
+      "others, TESSERA_TEST_SEED=N repeats a run). FILE holds the current input; it remains\n"
+      "after a crash.\n",
+      program, program);
 }
 
 // A file that holds the current input, so that it survives a crash.
