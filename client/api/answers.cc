@@ -57,6 +57,7 @@ SegmentRun RunOf(const v1::SegmentRun& run) {
           .tile_bytes = run.tile_bytes(),
           .rotation_bytes = run.rotation_bytes(),
           .table_bytes = run.table_bytes(),
+          .summary_bytes = run.summary_bytes(),
           .provisional = run.provisional(),
           .key_loss = run.key_loss(),
           .value_loss = run.value_loss()};
@@ -110,6 +111,7 @@ SelectResult FromProto(const v1::SelectResponse& response) {
   for (const v1::HeadSelection& head : response.heads()) {
     HeadSelection selection = {.kv_head = head.kv_head(),
                                .query_head = head.query_head(),
+                               .query = head.query(),
                                .selected_entries = head.selected_entries(),
                                .entries_without_summary = head.entries_without_summary(),
                                .tail_entries = head.tail_entries(),

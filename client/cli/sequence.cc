@@ -57,7 +57,9 @@ std::string FormOf(const v1::SegmentRun& run) {
     }
     if (run.group() > 1) form += Concat(", groups of ", run.group());
   }
-  if (run.block() != 0) {
+  if (run.summary() == v1::BLOCK_SUMMARY_SIGNS) {
+    form += Concat(", signs (", FormatBytes(run.summary_bytes()), ")");
+  } else if (run.block() != 0) {
     form += Concat(run.summary() == v1::BLOCK_SUMMARY_MIN_MAX ? ", min/max of " : ", means of ",
                    run.block());
   }

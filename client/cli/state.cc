@@ -119,6 +119,7 @@ std::string FormOf(const v1::SequenceInfo& sequence) {
     }
     if (run.summary() == v1::BLOCK_SUMMARY_MEAN) Append(text, " mean", run.block());
     if (run.summary() == v1::BLOCK_SUMMARY_MIN_MAX) Append(text, " minmax", run.block());
+    if (run.summary() == v1::BLOCK_SUMMARY_SIGNS) Append(text, " signs");
     if (run.entries() != entries) Append(text, " ", 100 * run.entries() / entries, "%");
   }
   return text.empty() ? "-" : text;

@@ -13,7 +13,7 @@ namespace tessera::client {
 namespace {
 
 static_assert(static_cast<int>(ValueType::kFp8) == v1::VALUE_TYPE_FP8);
-static_assert(static_cast<int>(Summary::kMinMax) == v1::BLOCK_SUMMARY_MIN_MAX);
+static_assert(static_cast<int>(Summary::kSigns) == v1::BLOCK_SUMMARY_SIGNS);
 
 void FillPacking(const Packing& packing, v1::CompressRequest& request) {
   request.set_first_layer(packing.first_layer);
@@ -146,6 +146,7 @@ void ToProto(const kernels::SelectionRule& rule, v1::Selection& selection) {
   selection.set_first_block(rule.first_block);
   selection.set_counts_tail(rule.counts_tail);
   selection.set_each_head(rule.each_head);
+  selection.set_each_query(rule.each_query);
 }
 
 PolicySelection FromProto(const v1::PolicySelection& policy) {
@@ -158,7 +159,8 @@ PolicySelection FromProto(const v1::PolicySelection& policy) {
                                                                             : Judge::kShare,
                    .first_block = selection.first_block(),
                    .counts_tail = selection.counts_tail(),
-                   .each_head = selection.each_head()},
+                   .each_head = selection.each_head(),
+                   .each_query = selection.each_query()},
           .dense_layers = policy.dense_layers()};
 }
 

@@ -13,7 +13,7 @@ namespace tessera::client {
 static_assert(static_cast<int>(ElementType::kFp32) ==
               static_cast<int>(kernels::ElementType::kFp32));
 static_assert(static_cast<int>(ValueType::kFp8) == static_cast<int>(kernels::ValueType::kFp8));
-static_assert(static_cast<int>(Summary::kMinMax) == static_cast<int>(kernels::Summary::kMinMax));
+static_assert(static_cast<int>(Summary::kSigns) == static_cast<int>(kernels::Summary::kSigns));
 static_assert(static_cast<int>(SelectionRule::Judge::kLogit) ==
               static_cast<int>(kernels::SelectionRule::Judge::kLogit));
 
@@ -39,7 +39,8 @@ constexpr kernels::SelectionRule ToKernels(const SelectionRule& rule) {
           .judge = static_cast<kernels::SelectionRule::Judge>(rule.judge),
           .first_block = rule.first_block,
           .counts_tail = rule.counts_tail,
-          .each_head = rule.each_head};
+          .each_head = rule.each_head,
+          .each_query = rule.each_query};
 }
 constexpr SelectionRule FromKernels(const kernels::SelectionRule& rule) {
   return {.rate = rule.rate,
@@ -48,7 +49,8 @@ constexpr SelectionRule FromKernels(const kernels::SelectionRule& rule) {
           .judge = static_cast<SelectionRule::Judge>(rule.judge),
           .first_block = rule.first_block,
           .counts_tail = rule.counts_tail,
-          .each_head = rule.each_head};
+          .each_head = rule.each_head,
+          .each_query = rule.each_query};
 }
 
 }  // namespace tessera::client

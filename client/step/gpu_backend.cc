@@ -50,6 +50,13 @@ absl::Status ListRules(const StepBatch& batch, std::uint32_t layer, const StepTe
     const kernels::SelectionRule* const one = RuleOf(batch.items()[i], layer, named);
     rules.push_back(one == nullptr ? std::nullopt : std::optional(*one));
     if (one == nullptr) continue;
+    if (one->each_query && batch.items()[i].new_tokens > 1) {
+      return absl::UnimplementedError(Concat(
+          batch.items()[i].sequence->id.ToString(), " selects for each of its ",
+          batch.items()[i].new_tokens,
+          " queries; on a GPU they share one choice: leave out each_query, or use a step for "
+          "each token"));
+    }
     if (!chooses.has_value()) chooses = i;
     const kernels::SelectionRule& first = *rules[*chooses];
     if (first.each_head == one->each_head) continue;

@@ -52,6 +52,9 @@ absl::Status HostBackend::Attend(const StepBatch& batch, std::uint32_t layer,
   const std::size_t output_token =
       std::size_t{geometry.query_heads} * geometry.head_dim * ElementBytes(tensors.output_type);
   const std::optional<kernels::SelectionRule> named = RuleOf(tensors);
+  const kernels::AttendBatch whole = {.geometry = geometry,
+                                      .causal = tensors.causal,
+                                      .output_type = ToKernels(tensors.output_type)};
   items_.Clear();
   for (const StepItem& item : batch.items()) {
     const kernels::SelectionRule* const selection = RuleOf(item, layer, named);
@@ -61,21 +64,19 @@ absl::Status HostBackend::Attend(const StepBatch& batch, std::uint32_t layer,
     for (std::uint32_t head = 0; head < geometry.kv_heads; ++head) {
       kernels::LaneView& lane = item.sequence->resolved.lanes[layout.lane(layer, head)];
       lane.tail.end = end;
-      items_.Add(geometry, {.lane = &lane,
-                            .kv_head = head,
-                            .queries = item.new_tokens,
-                            .first_query_position = item.first_query_position,
-                            .query = tensors.query.data() + item.first_row * query_token,
-                            .output = tensors.output.data() + item.first_row * output_token,
-                            .lse = lse,
-                            .selection = selection});
+      items_.Add(whole, {.lane = &lane,
+                         .kv_head = head,
+                         .queries = item.new_tokens,
+                         .first_query_position = item.first_query_position,
+                         .query = tensors.query.data() + item.first_row * query_token,
+                         .output = tensors.output.data() + item.first_row * output_token,
+                         .lse = lse,
+                         .selection = selection});
     }
   }
   const kernels::LaneView* at = nullptr;  // the lane at fault
   items_.ForEachBatch(
-      {.geometry = geometry,
-       .causal = tensors.causal,
-       .output_type = ToKernels(tensors.output_type)},
+      whole,
       [&](const kernels::AttendBatch& part) {
         const kernels::AttendResult result = Run(part);
         if (result.status != kernels::AttendStatus::kOk) at = part.items[result.item].lane;

@@ -84,7 +84,7 @@ class Encoder {
     const TileStrategy& next = strategies_[strategy];
     if (prepared_for_ == &next) return absl::OkStatus();
     layout_ = kernels::LayoutOf(next.shape);
-    if (next.shape.packed()) {
+    if (next.shape.packed() || next.shape.summary == kernels::Summary::kSigns) {
       const std::size_t bytes = operations_.prepared_bytes(next.shape, type_);
       prepared_ = scratch_.Take(bytes);
       if (prepared_.size() < bytes) {

@@ -132,6 +132,12 @@ absl::Status CudaDevice::CheckServed(const kernels::AttendBatch& batch) const {
     TESSERA_CHECK(batch.geometry.group() == 1 || batch.items[i].selection == nullptr ||
                       !batch.items[i].selection->each_head,
                   "a selection per query head needs one kv head per query head");
+    if (batch.items[i].selection != nullptr && batch.items[i].selection->each_query) {
+      return absl::UnimplementedError(Concat(
+          "device ", description_.name,
+          " makes one choice for all queries of a sequence; leave out each_query, or use the "
+          "CPU device for such rules"));
+    }
     const std::size_t first = i - i % batch.geometry.kv_heads;
     if (SameRule(batch.items[i].selection, batch.items[first].selection)) continue;
     return absl::UnimplementedError(

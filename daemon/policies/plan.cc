@@ -33,8 +33,18 @@ kernels::TileShape KeyChannelShape(const KeyChannelPolicy& policy,
   return shape;
 }
 
-kernels::TileShape PlanesShape(const PlanesPolicy& policy, std::uint32_t head_dim) {
-  return kernels::PlanesShape(head_dim, policy.key, policy.value);
+BookPlan BookPlanOf(const Policy& policy, const kernels::LayerGeometry& geometry) {
+  // Dense rows with signs have the book of the default planes.
+  const PlanesPolicy planes = policy.planes.value_or(PlanesPolicy());
+  BookPlan plan = {.shape = policy.planes.has_value()
+                                ? kernels::PlanesShape(geometry.head_dim, planes.key, planes.value)
+                                : kernels::DenseShape(geometry.head_dim, geometry.type),
+                   .planes = {.key = planes.key.planes(), .value = planes.value.planes()},
+                   .sinks = planes.sinks,
+                   .recent = planes.recent,
+                   .book_rows = planes.book_rows};
+  if (policy.signs) plan.shape = kernels::WithSigns(plan.shape);
+  return plan;
 }
 
 std::string WidthsText(const kernels::PlaneWidths& widths) {

@@ -8,6 +8,7 @@
 #include "daemon/policies/policy.h"
 #include "kernels/format/layer_geometry.h"
 #include "kernels/format/tile_shape.h"
+#include "kernels/strategy/book.h"
 
 namespace tessera::policies {
 
@@ -25,8 +26,16 @@ std::uint32_t KeptKeyChannels(const KeyChannelPolicy& policy, std::uint32_t head
 kernels::TileShape KeyChannelShape(const KeyChannelPolicy& policy,
                                    const kernels::LayerGeometry& geometry);
 
-// The shape of rows as codes. The policy must have passed CheckFor.
-kernels::TileShape PlanesShape(const PlanesPolicy& policy, std::uint32_t head_dim);
+// What rows become that are coded with a book, and which rows do.
+struct BookPlan {
+  kernels::TileShape shape;
+  kernels::BookPlanes planes;   // of the book
+  std::uint64_t sinks = 0;      // first tokens of a lane that stay as they are, in whole tiles
+  std::uint64_t recent = 0;     // newest tokens that stay as they are
+  std::uint64_t book_rows = 0;  // rows of a lane that its book is made from
+};
+// The policy must use books, and have passed CheckFor.
+BookPlan BookPlanOf(const Policy& policy, const kernels::LayerGeometry& geometry);
 // "6|4", as users write widths.
 std::string WidthsText(const kernels::PlaneWidths& widths);
 

@@ -74,6 +74,9 @@ struct Policy {
   std::optional<PlanesPolicy> planes;
   std::optional<KeyChannelPolicy> key_channels;
   std::optional<SummaryPolicy> summaries;
+  // Keys are indexed by their signs (kernels/format/planes.h), which `selection` chooses by: of
+  // rows in planes, or without `planes` of dense rows.
+  bool signs = false;
   std::optional<SelectionPolicy> selection;  // nullopt: attention reads everything
 
   // Whether entries are dropped or merged.
@@ -81,8 +84,10 @@ struct Policy {
   // Whether all rows are stored uncompressed and without summaries.
   bool dense() const {
     return !drops_entries() && !mosaic.has_value() && !planes.has_value() &&
-           !key_channels.has_value() && !summaries.has_value();
+           !key_channels.has_value() && !summaries.has_value() && !signs;
   }
+  // Whether rows are coded with the book of their lane: in planes, or dense with an index of signs.
+  bool uses_books() const { return planes.has_value() || signs; }
   // Whether tokens or channels are chosen layer by layer, mostly from the worker's observations.
   bool chooses() const { return drops_entries() || key_channels.has_value(); }
 };

@@ -14,13 +14,13 @@ namespace {
 constexpr std::array kKinds = {
     &kDense,     &kChunkKv, &kSemanticKv,   &kLaCache,  &kStreaming, &kH2o,   &kSnapKv,
     &kPyramidKv, &kTova,    &kSemantiCache, &kMosaicKv, &kPlanes,    &kThink, &kQuest,
-    &kSelect,    &kBf16,    &kFp16,         &kInt8,     &kFp8,
+    &kSelect,    &kSigns,   &kBf16,         &kFp16,     &kInt8,      &kFp8,
 };
 
 // In the order of kKinds.
 constexpr std::array<const TermKind*, kSystems> kSystemKinds = {
     &kChunkKv, &kSemanticKv,   &kLaCache,  &kStreaming, &kH2o,   &kSnapKv, &kPyramidKv,
-    &kTova,    &kSemantiCache, &kMosaicKv, &kPlanes,    &kThink, &kQuest,
+    &kTova,    &kSemantiCache, &kMosaicKv, &kPlanes,    &kThink, &kQuest,  &kSigns,
 };
 
 }  // namespace
@@ -41,6 +41,8 @@ std::optional<std::size_t> SystemOf(const Policy& policy) {
     system = &kThink;
   } else if (policy.summaries.has_value()) {
     system = &kQuest;
+  } else if (policy.signs) {
+    system = &kSigns;
   }
   const auto found = std::ranges::find(kSystemKinds, system);
   if (found == kSystemKinds.end()) return std::nullopt;

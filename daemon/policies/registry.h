@@ -68,8 +68,8 @@ struct TermKind {
 // In the order of terms in canonical text.
 std::span<const TermKind* const> TermKinds();
 
-// The terms that re-encode or drop rows, and thus free memory: the systems.
-inline constexpr std::size_t kSystems = 13;
+// The terms that re-encode or drop rows: the systems.
+inline constexpr std::size_t kSystems = 14;
 std::span<const TermKind* const, kSystems> Systems();
 // Index in Systems() of the policy's first system, in the order of its text; nullopt: it has none.
 std::optional<std::size_t> SystemOf(const Policy& policy);

@@ -24,6 +24,7 @@ extern const TermKind kPlanes;
 extern const TermKind kThink;
 extern const TermKind kQuest;
 extern const TermKind kSelect;
+extern const TermKind kSigns;
 extern const TermKind kBf16;
 extern const TermKind kFp16;
 extern const TermKind kInt8;

@@ -34,8 +34,8 @@ static_assert(kPartEntries == kMaxPartRuns * kTileEntries);
 // What attention reads of a lane. In segments with block summaries: the best blocks until they hold
 // a budget of entries. All other segments and the tail are read whole. There is one choice per kv
 // head, shared by its query heads and all queries of the item; or, with `each_head`, one per query
-// head. The lane's last block (if partial) and block 0 (if `first_block`) are taken first and
-// count.
+// head, and with `each_query` one per query. The lane's last block (if partial) and block 0 (if
+// `first_block`) are taken first and count.
 struct SelectionRule {
   // How a query row rates a block: kShare is the block's score minus the row's log-sum-exp over all
   // blocks, so that every row counts equally; kLogit is the score itself. The maximum over rows
@@ -54,6 +54,8 @@ struct SelectionRule {
   bool counts_tail = false;
   // Items that set it must come from per_head.h, with a layer without groups; others give kBadTile.
   bool each_head = false;
+  // Likewise, as items of one query.
+  bool each_query = false;
 
   friend bool operator==(const SelectionRule&, const SelectionRule&) = default;
 };

@@ -185,6 +185,7 @@ bool IsValidItem(const AttendBatch& batch, const AttendItem& item) {
   if (item.selection != nullptr && item.selection->each_head && batch.geometry.group() != 1) {
     return false;
   }
+  if (item.selection != nullptr && item.selection->each_query && item.queries != 1) return false;
   const LaneView& lane = *item.lane;
   for (std::uint32_t s = 0; s < lane.segment_count; ++s) {
     if (!IsValidSegment(batch, lane.segments[s])) return false;

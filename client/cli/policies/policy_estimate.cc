@@ -53,7 +53,7 @@ class Lane {
   Range BytesOfEntries(std::uint64_t entries) {
     dropped_ = entries < estimate_.tokens;
     if (policy_.mosaic.has_value()) return Packed(entries);
-    if (policy_.planes.has_value()) return Planes(entries);
+    if (policy_.uses_books()) return WithBook(entries);
     if (policy_.key_channels.has_value()) return Reduced(entries);
     return Dense(entries);
   }
@@ -72,25 +72,24 @@ class Lane {
     return shape;
   }
 
-  // Codes of whole tiles, between dense sinks and newest entries. The books of a model's lanes are
-  // counted once for all of its sequences, and not here.
-  Range Planes(std::uint64_t entries) {
-    const policies::PlanesPolicy& planes = *policy_.planes;
-    const std::uint64_t sinks = std::min(FullTiles(planes.sinks + kTileEntries - 1), entries);
-    const std::uint64_t older = entries - std::min(entries, planes.recent);
+  // Whole tiles in planes or with signs, between dense sinks and newest entries. The books of a
+  // model's lanes are counted once for all of its sequences, and not here.
+  Range WithBook(std::uint64_t entries) {
+    const policies::BookPlan plan = policies::BookPlanOf(policy_, model_.geometry);
+    const std::uint64_t sinks = std::min(FullTiles(plan.sinks + kTileEntries - 1), entries);
+    const std::uint64_t older = entries - std::min(entries, plan.recent);
     const std::uint64_t coded = FullTiles(older - std::min(older, sinks));
     if (coded == 0) {
       Note(Concat("nothing is coded: the policy keeps the first ", sinks, " and the newest ",
-                  planes.recent, " entries of a lane dense"));
+                  plan.recent, " entries of a lane dense"));
       return Dense(entries);
     }
-    if (coded < planes.book_rows) {
-      Note(Concat("rows stay dense until a sequence of the model has ", planes.book_rows,
+    if (coded < plan.book_rows) {
+      Note(Concat("rows stay dense until a sequence of the model has ", plan.book_rows,
                   " older entries, from which the model's books are made"));
     }
     estimate_.packed = std::max(estimate_.packed, coded);
-    return Dense(sinks) + Dense(entries - sinks - coded) +
-           BytesOf(policies::PlanesShape(planes, model_.geometry.head_dim), coded);
+    return Dense(sinks) + Dense(entries - sinks - coded) + BytesOf(WithGaps(plan.shape), coded);
   }
 
   // Packed by mosaickv: bytes of the smallest and of the largest candidate.

@@ -19,6 +19,7 @@ enum class Summary : std::uint8_t {
   kNone = 0,
   kMean = 1,    // the mean key
   kMinMax = 2,  // the least and the greatest key, per channel
+  kSigns = 3,   // by key: signs of half of its rotated channels, and a norm; made by policies only
 };
 
 // How rows are packed: of the first `channels` channels of each rotated key or value the largest
@@ -99,7 +100,7 @@ struct CompressResult {
 
 // What attention reads of a lane: of segments with block summaries the best blocks, until they hold
 // a budget of entries; everything else, and the tail, in full. The choice is made once per kv head,
-// or once per query head (`each_head`).
+// or once per query head (`each_head`), for all queries together or for each (`each_query`).
 struct SelectionRule {
   // How a query row scores a block: relative to the row's log-sum-exp over all blocks, so that
   // every row has the same weight, or by the logit itself. The largest score over the rows counts.
@@ -112,6 +113,7 @@ struct SelectionRule {
   bool first_block = false;  // always read the first block
   bool counts_tail = false;  // the newest rows, in no block yet, count against the budget
   bool each_head = false;
+  bool each_query = false;
 
   friend bool operator==(const SelectionRule&, const SelectionRule&) = default;
 };
@@ -126,6 +128,7 @@ struct PositionRun {
 struct HeadSelection {
   std::uint32_t kv_head = 0;
   std::uint32_t query_head = 0;  // with each_head; else 0
+  std::uint32_t query = 0;       // with each_query; else 0
   std::vector<PositionRun> runs;
   std::uint64_t selected_entries = 0;         // in these runs
   std::uint64_t entries_without_summary = 0;  // read in full

@@ -48,8 +48,9 @@ struct SegmentRun {
   std::uint64_t tile_bytes = 0;
   std::uint64_t rotation_bytes = 0;  // 0: not rotated
   std::uint64_t table_bytes = 0;
-  bool provisional = false;  // encoded with the previous strategy until they get their own
-  double key_loss = 0;       // 1 - |kept|^2 / |row|^2 in the mean; 0 if unknown
+  std::uint64_t summary_bytes = 0;  // of block summaries; part of tile_bytes
+  bool provisional = false;         // encoded with the previous strategy until they get their own
+  double key_loss = 0;              // 1 - |kept|^2 / |row|^2 in the mean; 0 if unknown
   double value_loss = 0;
 };
 

@@ -111,7 +111,8 @@ class Worker {
                          const AttendOptions& options = {});
 
   // Returns the entries of a layer that attention would read under this rule: ranges of positions
-  // per kv head, or per query head if the rule has each_head.
+  // per kv head, or per query head if the rule has each_head, and per query if it has
+  // each_query.
   absl::StatusOr<SelectResult> Select(std::uint32_t layer, const SelectQuery& query,
                                       const SelectionRule& rule);
 

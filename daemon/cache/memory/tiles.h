@@ -27,6 +27,12 @@ class Tiles {
   std::size_t size() const { return tiles_.size(); }
   bool empty() const { return tiles_.empty(); }
   std::uint64_t pool_bytes() const { return pool_bytes_; }
+  // Those of the block summaries among them.
+  std::uint64_t summary_bytes() const {
+    std::uint64_t bytes = 0;
+    for (const pool::Block& piece : pieces_) bytes += piece.bytes();
+    return bytes;
+  }
 
   std::byte* tile(std::size_t index) const { return tiles_[index].data(); }
   std::uint64_t tile_offset(std::size_t index) const { return tiles_[index].offset(); }

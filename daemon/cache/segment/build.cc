@@ -330,7 +330,8 @@ absl::StatusOr<std::shared_ptr<Segment>> CopyEntries(const TenantMemory& memory,
   for (std::uint32_t entry = first; entry < end; ++entry) {
     rows.push_back({.tile = from.TileData(entry / kTileEntries),
                     .row = entry % kTileEntries,
-                    .position = entry - first});
+                    .position = entry - first,
+                    .summaries = from.PlaceOf(entry / kTileEntries).summaries});
   }
   std::vector<device::WordStore> words;
   absl::Status status = ReserveTiles(memory, end - first, *copy, words);

@@ -210,6 +210,7 @@ std::vector<SegmentRun> RunsOf(const Lane& lane) {
     run.entries += held.entries;
     run.tile_bytes += segment.tile_bytes();
     run.table_bytes += segment.table_bytes();
+    run.summary_bytes += segment.summary_bytes();
     if (form.provisional) run.raw_bytes += segment.raw()->bytes();
     if (const StoredTiles* stored = segment.stored()) {
       run.stored_bytes += stored->bytes();
@@ -241,6 +242,7 @@ void AddRuns(const std::vector<SegmentRun>& runs, std::vector<SegmentRun>& sums)
     it->tile_bytes += run.tile_bytes;
     it->rotation_bytes += run.rotation_bytes;
     it->table_bytes += run.table_bytes;
+    it->summary_bytes += run.summary_bytes;
     it->raw_bytes += run.raw_bytes;
     it->stored_bytes += run.stored_bytes;
   }

@@ -107,8 +107,9 @@ struct SegmentRun {
   std::uint64_t tile_bytes = 0;
   std::uint64_t rotation_bytes = 0;
   std::uint64_t table_bytes = 0;
-  std::uint64_t raw_bytes = 0;     // raw copies in host memory
-  std::uint64_t stored_bytes = 0;  // tiles and rotations in a tier
+  std::uint64_t summary_bytes = 0;  // part of tile_bytes
+  std::uint64_t raw_bytes = 0;      // raw copies in host memory
+  std::uint64_t stored_bytes = 0;   // tiles and rotations in a tier
   bool provisional = false;
   std::uint64_t first_position = 0;
   SegmentLoss loss{};  // mean over entries

@@ -158,6 +158,7 @@ class Segment {
   void TakeNotesOf(const Segment& other);
   // Pool bytes of the tiles, summaries included.
   std::uint64_t tile_bytes() const { return tiles_.pool_bytes(); }
+  std::uint64_t summary_bytes() const { return tiles_.summary_bytes(); }
   std::size_t tiles() const { return tiles_.size(); }
 
   // Whether the table has room for that many tiles, and the size of a table that does.

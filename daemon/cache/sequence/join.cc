@@ -114,7 +114,8 @@ absl::Status CopyRows(const TenantMemory& memory, std::span<const RowsCopy> copi
           if (at % kTileEntries == 0) tiles.emplace_back(copy->tiles[at / kTileEntries], 0);
           rows.push_back({.tile = held.segment->TileData(entry / kTileEntries),
                           .row = entry % kTileEntries,
-                          .position = at});
+                          .position = at,
+                          .summaries = held.segment->PlaceOf(entry / kTileEntries).summaries});
           ++tiles.back().second;
         }
       }

@@ -162,20 +162,30 @@ class Compactor {
   // strategies, in all lanes of the layer alike.
   void QueueKeepDecoded(const std::shared_ptr<cache::Sequence>& sequence,
                         const std::shared_ptr<ManagedSequence>& managed, std::uint32_t layer);
-  absl::Status EncodeBefore(const std::shared_ptr<cache::Sequence>& sequence,
-                            ManagedSequence& managed, std::uint32_t layer);
+  // Encodes the rows that a choice has to find encoded. The caller holds the layer's mutex.
+  absl::Status EncodeBefore(cache::Sequence& sequence, const TokenSelector& chooser,
+                            std::uint32_t layer, const LayerState& state);
+  // Carries out what background jobs would do for the layer, for a caller who waits.
+  absl::Status Tidy(cache::Sequence& sequence, ManagedSequence& managed, std::uint32_t layer);
+  // Dense rows of a lane that arrived at different times become one segment, so that
+  // attention sums in the same order whenever background jobs have run.
+  absl::Status JoinPlain(cache::Sequence& sequence, ManagedSequence& managed, std::uint32_t lane);
   struct AskedLayer {
     std::uint32_t index;
     bool all_shown;              // Rows::all_shown
     bool amid_steps;             // Rows::amid_steps
     bool decoding;               // triggered by decoded tokens
+    bool asked = false;          // a caller waits
     bool keeps_decoded = false;  // TokenSelector::KeepDecoded
   };
   absl::Status Choose(cache::Sequence& sequence, ManagedSequence& managed, AskedLayer asked);
   // The next choice for the layer; ChoiceOf also measures the time it takes.
-  absl::StatusOr<LayerChoice> Choice(const cache::Sequence& sequence, ManagedSequence& managed,
+  absl::StatusOr<LayerChoice> Choice(cache::Sequence& sequence, ManagedSequence& managed,
                                      AskedLayer asked, const LayerState& state);
-  absl::StatusOr<LayerChoice> ChoiceOf(const cache::Sequence& sequence, ManagedSequence& managed,
+  absl::StatusOr<LayerChoice> ChoiceBy(const TokenSelector& chooser, cache::Sequence& sequence,
+                                       ManagedSequence& managed, AskedLayer asked,
+                                       const LayerState& state);
+  absl::StatusOr<LayerChoice> ChoiceOf(cache::Sequence& sequence, ManagedSequence& managed,
                                        AskedLayer asked, const LayerState& state);
   absl::Status Refit(const cache::Sequence& sequence, ManagedSequence& managed, std::uint32_t layer,
                      LayerChoice& choice);
@@ -205,8 +215,9 @@ class Compactor {
   // Queues the sequence's seals that found their lane busy or the sequence offloaded.
   void QueueDeferredOf(const std::shared_ptr<cache::Sequence>& sequence, ManagedSequence& managed);
   // `waits`: waits for a busy lane. Otherwise the job that works on the lane takes over the tiles.
+  // `for_choice`: encodes rows up to the stop of the next choice, whose job holds the layer.
   absl::Status EncodeTiles(const std::shared_ptr<cache::Sequence>& sequence, std::uint32_t lane,
-                           bool waits);
+                           bool waits, bool for_choice = false);
   struct TilesOutcome {
     std::uint32_t layer = 0;
     bool left = false;  // the tiles are left to a seal that is queued or running
@@ -214,7 +225,8 @@ class Compactor {
     std::optional<SealRequest> wants_seal;
   };
   absl::Status EncodeTilesOf(cache::Sequence& sequence, ManagedSequence& managed,
-                             std::uint32_t lane, LaneState& state, TilesOutcome& outcome);
+                             std::uint32_t lane, LaneState& state, bool for_choice,
+                             TilesOutcome& outcome);
   // Called after a job has released a lane: queues the work that was left to that job.
   void OnLaneReleased(const std::shared_ptr<cache::Sequence>& sequence, ManagedSequence& managed,
                       std::uint32_t lane);

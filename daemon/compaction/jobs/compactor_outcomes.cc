@@ -25,13 +25,14 @@ DenseRows Waiting(const policies::Policy& policy, std::uint64_t tokens) {
       return waiting;
     }
     waiting.needs = std::min(segments.min_tokens, segments.tokens);
-  } else if (policy.planes.has_value()) {
-    const std::uint64_t dense = policy.planes->recent + policy.planes->sinks;
+  } else if (policy.uses_books()) {
+    const policies::PlanesPolicy planes = policy.planes.value_or(policies::PlanesPolicy());
+    const std::uint64_t dense = planes.recent + planes.sinks;
     if (tokens <= dense + 2 * kernels::kTileEntries) {
       waiting.reason = DenseReason::kNewest;
       return waiting;
     }
-    waiting.needs = policy.planes->book_rows + dense;
+    waiting.needs = planes.book_rows + dense;
   } else if (policy.summaries.has_value()) {
     waiting.needs = kernels::kTileEntries;
   }

@@ -46,7 +46,11 @@ void Compactor::QueueTiles(const std::shared_ptr<cache::Sequence>& sequence, Til
         if (job.all && job.first == 0) managed->TilesBegin();
         const std::uint32_t end = std::min(job.end, job.first + kLanesPerJob);
         for (std::uint32_t lane = job.first; lane < end; ++lane) {
-          const absl::Status status = EncodeTiles(held, lane, /*waits=*/ticket.waited_for());
+          absl::Status status = EncodeTiles(held, lane, /*waits=*/ticket.waited_for());
+          if (status.ok() && ticket.waited_for() && managed->policy().uses_books() &&
+              managed->FindLane(lane) != nullptr) {
+            status = JoinPlain(*held, *managed, lane);
+          }
           if (status.ok()) continue;
           if (ticket.waited_for()) {
             ticket.Report(status);
@@ -70,8 +74,8 @@ void Compactor::QueueTiles(const std::shared_ptr<cache::Sequence>& sequence, Til
 // Tiles of a tail never make a thread wait for a seal of their lane: it has other tails to serve.
 // They are left to the job that seals, which may give them a new strategy.
 absl::Status Compactor::EncodeTiles(const std::shared_ptr<cache::Sequence>& sequence,
-                                    std::uint32_t index,
-                                    bool waits) TESSERA_NO_THREAD_SAFETY_ANALYSIS {
+                                    std::uint32_t index, bool waits,
+                                    bool for_choice) TESSERA_NO_THREAD_SAFETY_ANALYSIS {
   const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(*sequence);
   if (managed == nullptr || managed->FindLane(index) == nullptr) return absl::OkStatus();
   ManagedLane& lane = managed->lane(index);
@@ -85,10 +89,11 @@ absl::Status Compactor::EncodeTiles(const std::shared_ptr<cache::Sequence>& sequ
   lane.work->tiles_left.store(false);
   if (ManagedSequence::Of(*sequence) != managed) {  // the policy was replaced
     lane.work->mutex.Unlock();
-    return EncodeTiles(sequence, index, waits);
+    return EncodeTiles(sequence, index, waits, for_choice);
   }
   TilesOutcome outcome;
-  const absl::Status status = EncodeTilesOf(*sequence, *managed, index, lane.state, outcome);
+  const absl::Status status =
+      EncodeTilesOf(*sequence, *managed, index, lane.state, for_choice, outcome);
   lane.work->mutex.Unlock();
   if (outcome.left) {
     lane.work->tiles_left.store(true);
@@ -108,7 +113,7 @@ absl::Status Compactor::EncodeTiles(const std::shared_ptr<cache::Sequence>& sequ
 }
 
 absl::Status Compactor::EncodeTilesOf(cache::Sequence& sequence, ManagedSequence& managed,
-                                      std::uint32_t index, LaneState& state,
+                                      std::uint32_t index, LaneState& state, bool for_choice,
                                       TilesOutcome& outcome) {
   LaneCoder::Options options = CoderOptions(sequence, managed, state);
   const SealRequests& seals = managed.lane(index).work->seals;
@@ -116,30 +121,50 @@ absl::Status Compactor::EncodeTilesOf(cache::Sequence& sequence, ManagedSequence
   const std::uint64_t entries_without_raw = state.entries_without_raw;
   absl::Status status;
   for (int attempt = 0; attempt < internal::kAttempts; ++attempt) {
-    status = sequence.Recode({.lane = index,
-                              .min_dense_entries = kernels::kTileEntries,
-                              .counted = CounterOf(managed.policy())},
-                             [&](const cache::OpenRun& run) -> LaneCoder::Swap {
-                               if (managed.Interrupted(run.layer)) return std::nullopt;
-                               outcome = {.layer = run.layer};
-                               // Checked inside Recode: the seal of a prompt's end is requested
-                               // before its rows become visible.
-                               outcome.left = seals_lanes && seals.in_hand();
-                               if (outcome.left) return std::nullopt;
-                               state.entries_without_raw =
-                                   entries_without_raw;  // undo a failed attempt
-                               options.chosen_before = managed.chosen_before(run.layer);
-                               LaneCoder coder(options, run);
-                               LaneCoder::Swap swap = coder.EncodeTiles();
-                               outcome.more = coder.leaves_tiles();
-                               if (coder.wants_seal()) {
-                                 outcome.wants_seal = {.decoded_before = coder.end_of_run()};
-                               }
-                               return swap;
-                             });
+    status =
+        sequence.Recode({.lane = index,
+                         .min_dense_entries = kernels::kTileEntries,
+                         .counted = CounterOf(managed.policy())},
+                        [&](const cache::OpenRun& run) -> LaneCoder::Swap {
+                          if (managed.Interrupted(run.layer)) return std::nullopt;
+                          outcome = {.layer = run.layer};
+                          // Checked inside Recode: the seal of a prompt's end is requested
+                          // before its rows become visible.
+                          outcome.left = seals_lanes && seals.in_hand();
+                          if (outcome.left) return std::nullopt;
+                          state.entries_without_raw = entries_without_raw;  // undo a failed attempt
+                          options.chosen_before = managed.chosen_before(run.layer);
+                          // Also inside Recode: a prompt is known before its rows become visible.
+                          options.encode_before = for_choice ? managed.next_stop(run.layer)
+                                                             : managed.encodable_before(run.layer);
+                          LaneCoder coder(options, run);
+                          LaneCoder::Swap swap = coder.EncodeTiles();
+                          outcome.more = coder.leaves_tiles();
+                          if (coder.wants_seal()) {
+                            outcome.wants_seal = {.decoded_before = coder.end_of_run()};
+                          }
+                          return swap;
+                        });
     if (!absl::IsAborted(status) && !RawRoomWent(status)) break;
   }
   return status;
+}
+
+absl::Status Compactor::JoinPlain(cache::Sequence& sequence, ManagedSequence& managed,
+                                  std::uint32_t index) {
+  ManagedLane& lane = managed.lane(index);
+  absl::Status status;
+  {
+    MutexLock lock(lane.work->mutex);
+    const LaneCoder::Options options = CoderOptions(sequence, managed, lane.state);
+    status = sequence.Recode({.lane = index}, [&](const cache::OpenRun& run) -> LaneCoder::Swap {
+      if (managed.Interrupted(run.layer)) return std::nullopt;
+      return LaneCoder(options, run).JoinPlain();
+    });
+  }
+  OnLaneReleased(sequence.shared_from_this(), managed, index);
+  // Another call is compressing the sequence, and gives its rows another form.
+  return absl::IsAborted(status) ? absl::OkStatus() : status;
 }
 
 void Compactor::OnLaneReleased(const std::shared_ptr<cache::Sequence>& sequence,

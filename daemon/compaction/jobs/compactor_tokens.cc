@@ -43,10 +43,16 @@ void Forget(const Policy& policy, const LayerChoice& choice, Observation& observ
   observation.KeepNewest(newest + kTakenBack);
 }
 
-// Whether a lane without packed rows now has enough rows for a segment. This happens with policies
-// that continue while decoding, after a short first prompt.
+// Whether a lane without packed rows now has enough rows for a segment, or may have its first coded
+// rows. This happens with policies that continue while decoding, after a short first prompt.
 bool FirstForm(const Policy& policy, const cache::OpenRun& run,
                const policies::LaneDecision& decision) {
+  if (policy.uses_books()) {
+    return policies::Continues(policy) &&
+           std::ranges::none_of(run.settled, [](const cache::HeldSegment& held) {
+             return held.segment->rotations() != nullptr || held.segment->shape().packed();
+           });
+  }
   return policy.mosaic.has_value() && policies::Continues(policy) && run.packed == nullptr &&
          run.provisional_entries() + run.plain_entries() > 0 &&
          decision.kept.size() >= policy.mosaic->segments.min_tokens;
@@ -146,14 +152,15 @@ void Compactor::QueueChoice(const std::shared_ptr<cache::Sequence>& sequence,
         for (const std::uint32_t layer : layers) {
           managed->layer(layer).pending.fetch_sub(1);
           absl::Status status = stays.status();
-          if (status.ok()) status = EncodeBefore(held, *managed, layer);
           if (status.ok()) {
             status = Choose(*held, *managed,
                             {.index = layer,
                              .all_shown = ticket.all_shown(),
                              .amid_steps = ticket.amid_steps(),
-                             .decoding = priority == JobPriority::kTails});
+                             .decoding = priority == JobPriority::kTails,
+                             .asked = ticket.waited_for()});
           }
+          if (status.ok() && ticket.waited_for()) status = Tidy(*held, *managed, layer);
           if (ticket.waited_for()) {
             ticket.Report(status);
           } else if (!status.ok() && !absl::IsNotFound(status)) {
@@ -197,21 +204,32 @@ void Compactor::QueueKeepDecoded(const std::shared_ptr<cache::Sequence>& sequenc
       });
 }
 
-// For policies that continue while decoding and pack: encodes new tiles before the choice, which
-// keeps the form of rows.
-absl::Status Compactor::EncodeBefore(const std::shared_ptr<cache::Sequence>& sequence,
-                                     ManagedSequence& managed, std::uint32_t layer) {
-  if (!policies::Continues(managed.policy()) || LeavesRows(managed.policy())) {
-    return absl::OkStatus();
-  }
-  {
-    ManagedSequence::ManagedLayer& kept = managed.layer(layer);
-    MutexLock lock(kept.mutex);
-    if (kept.state.decided_until == 0) return absl::OkStatus();
-  }
-  const shm::LaneLayout& layout = sequence->model().layout();
+// What a caller finds must not depend on which background jobs have run.
+absl::Status Compactor::Tidy(cache::Sequence& sequence, ManagedSequence& managed,
+                             std::uint32_t layer) {
+  const Policy& policy = managed.policy();
+  const shm::LaneLayout& layout = sequence.model().layout();
+  if (!policy.uses_books() && !HasStops(policy)) return absl::OkStatus();
   for (std::uint32_t head = 0; head < layout.kv_heads(layer); ++head) {
-    absl::Status status = EncodeTiles(sequence, layout.lane(layer, head), /*waits=*/true);
+    const std::uint32_t lane = layout.lane(layer, head);
+    absl::Status status;
+    if (policy.uses_books()) {
+      status = EncodeTiles(sequence.shared_from_this(), lane, /*waits=*/true);
+    }
+    if (status.ok()) status = JoinPlain(sequence, managed, lane);
+    if (!status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Compactor::EncodeBefore(cache::Sequence& sequence, const TokenSelector& chooser,
+                                     std::uint32_t layer, const LayerState& state) {
+  const absl::StatusOr<bool> encodes = chooser.EncodesFirst(state);
+  if (!encodes.ok()) return encodes.status();
+  const shm::LaneLayout& layout = sequence.model().layout();
+  for (std::uint32_t head = 0; *encodes && head < layout.kv_heads(layer); ++head) {
+    absl::Status status = EncodeTiles(sequence.shared_from_this(), layout.lane(layer, head),
+                                      /*waits=*/true, /*for_choice=*/true);
     if (!status.ok()) return status;
   }
   return absl::OkStatus();
@@ -257,8 +275,8 @@ absl::Status Compactor::Choose(cache::Sequence& sequence, ManagedSequence& manag
         layer.state.refused = choice->refused;
         Forget(managed.policy(), *choice, layer.state.observation);
       }
-      if (!resumes && !choice->aligns) return choice->refused;
-      continue;  // with newer tokens, or those after the aligned ones
+      if (!resumes && !choice->aligns && !choice->goes_on) return choice->refused;
+      continue;  // with newer tokens, or those after the ones that it covers
     }
     const bool again = absl::IsAborted(status);
     if (choice->begun && !(resumes && again)) {
@@ -272,9 +290,8 @@ absl::Status Compactor::Choose(cache::Sequence& sequence, ManagedSequence& manag
   }
 }
 
-absl::StatusOr<LayerChoice> Compactor::ChoiceOf(const cache::Sequence& sequence,
-                                                ManagedSequence& managed, AskedLayer asked,
-                                                const LayerState& state) {
+absl::StatusOr<LayerChoice> Compactor::ChoiceOf(cache::Sequence& sequence, ManagedSequence& managed,
+                                                AskedLayer asked, const LayerState& state) {
   const Clock::TimePoint begun = options_.clock->Now();
   absl::StatusOr<LayerChoice> choice = Choice(sequence, managed, asked, state);
   const Clock::Duration spent = options_.clock->Now() - begun;
@@ -285,30 +302,49 @@ absl::StatusOr<LayerChoice> Compactor::ChoiceOf(const cache::Sequence& sequence,
   return choice;
 }
 
-absl::StatusOr<LayerChoice> Compactor::Choice(const cache::Sequence& sequence,
-                                              ManagedSequence& managed, AskedLayer asked,
-                                              const LayerState& state) {
-  const std::uint32_t index = asked.index;
+absl::StatusOr<LayerChoice> Compactor::Choice(cache::Sequence& sequence, ManagedSequence& managed,
+                                              AskedLayer asked, const LayerState& state) {
   // A choice of the previous policy may have moved entries since this policy was set.
   if (policies::UsesUnrotatedKeys(managed.policy()) && sequence.HasMoved()) {
     return internal::MovedPositions(sequence);
   }
   const std::vector<policies::TextMark> text = managed.text();
-  const std::vector<policies::TokenSpan> prompts = managed.prompts();
-  const TokenSelector chooser({.sequence = &sequence,
-                               .policy = &managed.policy(),
-                               .text = text,
-                               .prompts = prompts,
-                               .all_shown = asked.all_shown,
-                               .decoding = asked.decoding,
-                               .open_step = asked.amid_steps ? &managed.open_step() : nullptr},
-                              index);
+  TokenSelector::Options options = {.sequence = &sequence,
+                                    .policy = &managed.policy(),
+                                    .text = text,
+                                    .all_shown = asked.all_shown,
+                                    .decoding = asked.decoding,
+                                    .asked = asked.asked,
+                                    .open_step = asked.amid_steps ? &managed.open_step() : nullptr};
+  std::vector<policies::TokenSpan> prompts = managed.prompts();
+  for (;;) {
+    options.prompts = prompts;
+    const TokenSelector chooser(options, asked.index);
+    absl::StatusOr<LayerChoice> choice = ChoiceBy(chooser, sequence, managed, asked, state);
+    // A prompt is known before its rows become visible. If the rows of the choice include some of a
+    // prompt that was unknown, it may have an earlier stop now.
+    const std::uint64_t stop = chooser.Stop(state);
+    std::vector<policies::TokenSpan> now = managed.prompts();
+    options.prompts = now;
+    if (TokenSelector(options, asked.index).Stop(state) == stop) return choice;
+    prompts = std::move(now);
+  }
+}
+
+absl::StatusOr<LayerChoice> Compactor::ChoiceBy(const TokenSelector& chooser,
+                                                cache::Sequence& sequence, ManagedSequence& managed,
+                                                AskedLayer asked, const LayerState& state) {
+  const std::uint32_t index = asked.index;
   if (asked.keeps_decoded) return chooser.KeepDecoded(state);
+  if (absl::Status status = EncodeBefore(sequence, chooser, index, state); !status.ok()) {
+    return status;
+  }
   const std::uint32_t decides = policies::DecidesFor(managed.policy(), index);
-  if (decides == index) {
+  if (decides == index || ChoosesByPrompt(managed.policy())) {
     absl::StatusOr<std::optional<LayerChoice>> aligned = chooser.Align(state);
     if (!aligned.ok()) return aligned.status();
-    return aligned->has_value() ? **std::move(aligned) : chooser.Choose(state);
+    if (aligned->has_value()) return **std::move(aligned);
+    if (decides == index) return chooser.Choose(state);
   }
   TESSERA_CHECK(decides < index, "decisions are adopted by later layers");
   ManagedSequence::ManagedLayer& other = managed.layer(decides);
@@ -329,9 +365,11 @@ absl::Status Compactor::CarryOut(cache::Sequence& sequence, ManagedSequence& man
                                  std::uint32_t layer, LayerChoice& choice) {
   if (!choice.refused.ok()) return absl::OkStatus();
   const Policy& policy = managed.policy();
+  if (choice.idle && HasStops(policy)) return absl::OkStatus();
   const shm::LaneLayout& layout = sequence.model().layout();
   // If all rows wait, pack none: otherwise some lanes of the layer might be packed and others not.
-  const bool packs = policy.mosaic.has_value() || policy.key_channels.has_value();
+  const bool packs =
+      policy.mosaic.has_value() || policy.key_channels.has_value() || policy.uses_books();
   if (packs && policy.drops_entries() && choice.waits && choice.UntouchedAll() &&
       choice.key_channels.empty()) {
     return absl::OkStatus();
@@ -348,9 +386,10 @@ absl::Status Compactor::CarryOut(cache::Sequence& sequence, ManagedSequence& man
   }
   // Lanes that keep everything are settled with the others, so that the next choice finds the lanes
   // of the layer alike.
-  const bool settles = !ChoosesFromAll(policy) && policy.drops_entries() &&
-                       (!choice.UntouchedAll() || choice.aligns ||
-                        ((LeavesRows(policy) || policy.mosaic.has_value()) && !choice.waits));
+  const bool settles =
+      !ChoosesFromAll(policy) && policy.drops_entries() &&
+      (!choice.UntouchedAll() || choice.aligns ||
+       ((LeavesRows(policy) || policy.mosaic.has_value() || policy.uses_books()) && !choice.waits));
   for (std::uint32_t head = 0; head < layout.kv_heads(layer); ++head) {
     if (choice.done[head] || (choice.Untouched(head) && !settles && LeavesRows(policy))) continue;
     const std::uint32_t index = layout.lane(layer, head);
@@ -392,7 +431,10 @@ absl::Status Compactor::CarryOut(cache::Sequence& sequence, ManagedSequence& man
           }
           if (first) coding.decision = &choice.lanes[head];
           LaneCoder coder(coding, run);
-          if (!packs) return coding.decision != nullptr ? coder.Retain() : coder.EncodeTiles();
+          if (policy.uses_books() && coding.decision != nullptr) return coder.RetainWithBook();
+          if (!packs || policy.uses_books()) {
+            return coding.decision != nullptr ? coder.Retain() : coder.EncodeTiles();
+          }
           LaneCoder::Swap swap =
               policy.mosaic.has_value() ? coder.Seal(SealRequest::Everything()) : coder.CutKeys();
           left = coder.left_dense();

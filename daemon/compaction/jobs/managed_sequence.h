@@ -296,6 +296,25 @@ class ManagedSequence final : public cache::Companion {
     return prompts <= layers_[layer].state.considered_until ? 0 : prompts;
   }
 
+  // Rows from this token on keep their form until a choice has scored them.
+  std::uint64_t encodable_before(std::uint32_t layer) const TESSERA_NO_THREAD_SAFETY_ANALYSIS {
+    if (HasStops(policy_)) return layers_[layer].state.decided_until;
+    if (!ChoosesByPrompt(policy_)) return ~std::uint64_t{0};
+    const std::uint64_t considered = layers_[layer].state.considered_until;
+    MutexLock lock(text_mutex_);
+    for (const policies::TokenSpan& prompt : prompts_.spans()) {
+      if (prompt.end > considered) return std::max(prompt.begin, considered);
+    }
+    return ~std::uint64_t{0};
+  }
+  // The same for the job that is about to choose.
+  std::uint64_t next_stop(std::uint32_t layer) const TESSERA_NO_THREAD_SAFETY_ANALYSIS {
+    if (!HasStops(policy_)) return encodable_before(layer);
+    const std::uint64_t decided = layers_[layer].state.decided_until;
+    MutexLock lock(text_mutex_);
+    return StopAfter(prompts_.spans(), decided);
+  }
+
   // True for the first call since the job began.
   bool WantTiles() { return !tiles_wanted_.exchange(true); }
   void TilesBegin() { tiles_wanted_.store(false); }

@@ -154,9 +154,11 @@ absl::Status CheckFitsModel(const policies::Policy& policy, const cache::Model& 
 }
 
 absl::Status CheckFitsRows(const policies::Policy& policy, const cache::Sequence& sequence) {
-  if (policy.planes.has_value() && !sequence.memory().device->description().reads_host_memory) {
+  if (policy.uses_books() && !sequence.memory().device->description().reads_host_memory) {
     return absl::UnimplementedError(
-        "planes: GPUs cannot read rows in planes yet; choose another policy on this device");
+        policy.planes.has_value()
+            ? "planes: GPUs cannot read rows in planes yet; choose another policy on this device"
+            : "signs: GPUs cannot choose by signs yet; choose another policy on this device");
   }
   if (policies::MovesPositions(policy)) {
     if (absl::Status fits = CheckPositionsCanMove(sequence); !fits.ok()) return fits;

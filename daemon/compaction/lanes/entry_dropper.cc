@@ -17,11 +17,10 @@ namespace {
 // Limits new segments, because dropping an entry later copies the rest of its segment.
 constexpr std::size_t kMostEntries = 1024;
 
-std::vector<HeldSegment> AllOf(const cache::OpenRun& run) {
-  std::vector<HeldSegment> all = run.settled;
-  all.insert(all.end(), run.provisional.begin(), run.provisional.end());
-  all.insert(all.end(), run.plain.begin(), run.plain.end());
-  return all;
+std::vector<HeldSegment> SettledOf(const cache::OpenRun& run) {
+  std::vector<HeldSegment> settled = run.settled;
+  settled.insert(settled.end(), run.provisional.begin(), run.provisional.end());
+  return settled;
 }
 
 bool SameForm(const Segment& a, const Segment& b) {
@@ -31,7 +30,10 @@ bool SameForm(const Segment& a, const Segment& b) {
 }  // namespace
 
 EntryDropper::EntryDropper(const cache::TenantMemory& memory, const cache::OpenRun& run)
-    : memory_(memory), sources_(AllOf(run)), growing_(run.grows ? run.previous.get() : nullptr) {}
+    : memory_(memory),
+      settled_(SettledOf(run)),
+      plain_(run.plain),
+      growing_(run.grows ? run.previous.get() : nullptr) {}
 
 absl::StatusOr<std::optional<cache::LaneSwap>> EntryDropper::Keep(
     const policies::LaneDecision& decision, std::uint64_t decided) {
@@ -39,7 +41,7 @@ absl::StatusOr<std::optional<cache::LaneSwap>> EntryDropper::Keep(
   cache::LaneSwap swap = {.whole = true, .drops = true};
   std::uint64_t first = 0;  // lane index of the segment's first entry
   std::size_t next = 0;     // index in decision.kept
-  for (const HeldSegment& held : sources_) {
+  for (const HeldSegment& held : settled_) {
     std::vector<std::uint32_t> kept;
     for (std::uint32_t entry = 0; entry < held.entries; ++entry) {
       const bool named = next < decision.kept.size() && decision.kept[next] == first + entry;
@@ -59,13 +61,51 @@ absl::StatusOr<std::optional<cache::LaneSwap>> EntryDropper::Keep(
     form_ = held.segment;
     for (const std::uint32_t entry : kept) rows_.push_back({held.segment.get(), entry});
   }
-  TESSERA_CHECK(first >= decided && next == decision.kept.size(), "the decision fits the lane");
-  if (absl::Status status = Flush(swap.held); !status.ok()) return status;
+  const std::span<const std::uint32_t> left = std::span(decision.kept).subspan(next);
+  absl::Status status = KeepPlain(left, first, decided - std::min(decided, first), swap.held);
+  if (status.ok()) status = Flush(swap.held);
+  if (!status.ok()) return status;
   // New tiles keep growing the same segment: otherwise each would become a segment of its own.
   const auto last = std::find_if(swap.held.rbegin(), swap.held.rend(),
                                  [](const HeldSegment& held) { return !held.segment->plain(); });
   swap.growing = growing_ != nullptr && last != swap.held.rend() && last->segment.get() == growing_;
   return swap;
+}
+
+// The dense rows that take appends, as one: how they lie in segments depends on when they came.
+// `kept` counts from the lane's entry `first` on, and covers the first `decided` of them.
+absl::Status EntryDropper::KeepPlain(std::span<const std::uint32_t> kept, std::uint64_t first,
+                                     std::uint64_t decided, std::vector<HeldSegment>& to) {
+  if (kept.size() == decided) {  // they stay as they are
+    absl::Status status = Flush(to);
+    to.insert(to.end(), plain_.begin(), plain_.end());
+    return status;
+  }
+  auto next = kept.begin();
+  for (const HeldSegment& held : plain_) {
+    const auto covered = static_cast<std::uint32_t>(std::min<std::uint64_t>(decided, held.entries));
+    if (covered > 0 && form_ != nullptr && !SameForm(*form_, *held.segment)) {
+      if (absl::Status status = Flush(to); !status.ok()) return status;
+    }
+    if (covered > 0) form_ = held.segment;
+    for (; next != kept.end() && *next < first + covered; ++next) {
+      rows_.push_back({held.segment.get(), static_cast<std::uint32_t>(*next - first)});
+    }
+    first += held.entries;
+    decided -= covered;
+    if (covered == held.entries) continue;
+    if (absl::Status status = Flush(to); !status.ok()) return status;
+    if (covered == 0) {
+      to.push_back(held);
+      continue;
+    }
+    absl::StatusOr<std::shared_ptr<Segment>> rest =
+        cache::CopyEntries(memory_, *held.segment, covered, held.entries);
+    if (!rest.ok()) return rest.status();
+    to.push_back({*std::move(rest), held.entries - covered});
+  }
+  TESSERA_CHECK(decided == 0 && next == kept.end(), "the decision fits the lane");
+  return absl::OkStatus();
 }
 
 absl::Status EntryDropper::Flush(std::vector<HeldSegment>& held) {
@@ -115,7 +155,8 @@ absl::Status EntryDropper::FillTiles(const Segment& segment, std::size_t first, 
     rows.push_back({.tile = row.from->TileData(row.entry / kTileEntries),
                     .row = row.entry % kTileEntries,
                     .position = static_cast<std::uint32_t>(row.from->PositionOf(row.entry) -
-                                                           segment.first_position())});
+                                                           segment.first_position()),
+                    .summaries = row.from->PlaceOf(row.entry / kTileEntries).summaries});
   }
   return cache::GatherRows(memory_, form_->shape(), rows, segment);
 }

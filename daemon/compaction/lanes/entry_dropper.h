@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -30,13 +31,16 @@ class EntryDropper {
     std::uint32_t entry;
   };
 
+  absl::Status KeepPlain(std::span<const std::uint32_t> kept, std::uint64_t first,
+                         std::uint64_t decided, std::vector<cache::HeldSegment>& to);
   // Copies the collected rows, which have one form, into new segments.
   absl::Status Flush(std::vector<cache::HeldSegment>& held);
   absl::StatusOr<std::shared_ptr<cache::Segment>> NewSegment(std::size_t first, std::size_t count);
   absl::Status FillTiles(const cache::Segment& segment, std::size_t first, std::size_t count);
 
   const cache::TenantMemory& memory_;
-  const std::vector<cache::HeldSegment> sources_;
+  const std::vector<cache::HeldSegment> settled_;
+  const std::vector<cache::HeldSegment> plain_;
   const cache::Segment* const growing_;   // the segment that new tiles go into; may be null
   std::shared_ptr<cache::Segment> form_;  // has the form of the collected rows; null: no rows
   std::vector<Row> rows_;

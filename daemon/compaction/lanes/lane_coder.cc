@@ -103,15 +103,22 @@ bool LaneCoder::LeftPlain() const {
   return !first.empty() && first.front().segment->IsKeptDense(options_.policy->text);
 }
 
-std::uint64_t LaneCoder::CountForNewTiles() const {
+std::uint64_t LaneCoder::EncodableRows() const {
   const std::uint64_t plain = run_.plain_entries();
+  if (plain == 0) return 0;
+  const std::uint64_t first = run_.plain.front().segment->first_position();
+  return std::min(plain, options_.encode_before - std::min(options_.encode_before, first));
+}
+
+std::uint64_t LaneCoder::CountForNewTiles() const {
+  const std::uint64_t plain = EncodableRows();
   const std::optional<policies::KeyChannelPolicy>& channels = options_.policy->key_channels;
   if (channels.has_value()) return FullTiles(plain - std::min(plain, channels->recent));
   return FullTiles(OlderOf(plain));
 }
 
 LaneCoder::Swap LaneCoder::EncodeTiles() {
-  if (options_.policy->planes.has_value()) return EncodePlanes();
+  if (options_.policy->uses_books()) return EncodeWithBook();
   const std::optional<Form> form = LeftPlain() ? std::nullopt : FormOfNewTiles();
   if (!form.has_value()) {
     wants_seal_ = options_.policy->mosaic.has_value() && MayBeSealed();
@@ -308,15 +315,29 @@ void LaneCoder::Settle(const LaneSwap& swap) {
 absl::StatusOr<HostLaneRows> LaneCoder::RowsThatStay() const {
   absl::StatusOr<HostLaneRows> rows = HostLaneRows::Of(*options_.memory, tile_, run_);
   if (!rows.ok() || options_.decision == nullptr) return rows;
-  if (rows->count() < options_.decided ||
-      (options_.decided > 0 && rows->positions().front() != options_.first_position)) {
+  return StayOf(*rows);
+}
+
+absl::StatusOr<HostLaneRows> LaneCoder::StayOf(const HostLaneRows& rows) const {
+  if (rows.count() < options_.decided ||
+      (options_.decided > 0 && rows.positions().front() != options_.first_position)) {
     return absl::AbortedError("the lane was truncated while its entries were chosen; retry");
   }
-  return rows->After(*options_.decision, options_.decided, options_.turning);
+  return rows.After(*options_.decision, options_.decided, options_.turning);
 }
 
 std::uint64_t LaneCoder::CountDecided(const HostLaneRows& rows) const {
   return options_.decision == nullptr ? rows.count() : options_.decision->kept.size();
+}
+
+LaneCoder::Swap LaneCoder::JoinPlain() {
+  if (run_.plain.size() < 2) return std::nullopt;
+  const absl::StatusOr<HostLaneRows> rows = HostLaneRows::OfPlain(*options_.memory, tile_, run_);
+  if (!rows.ok()) return rows.status();
+  LaneSwap swap = {.growing = run_.grows};
+  if (absl::Status status = AddPlain(*rows, 0, rows->count(), swap); !status.ok()) return status;
+  swap.segments.front()->TakeNotesOf(*run_.plain.front().segment);
+  return swap;
 }
 
 // ---- Segments

@@ -27,6 +27,7 @@
 #include "daemon/compaction/lanes/lane_rows.h"
 #include "daemon/compaction/lanes/lane_state.h"
 #include "daemon/compaction/lanes/seal_requests.h"
+#include "daemon/policies/plan.h"
 #include "daemon/policies/policy.h"
 #include "daemon/policies/registry.h"
 #include "kernels/strategy/strategy.h"
@@ -75,6 +76,8 @@ class LaneCoder {
     // ManagedSequence::chosen_before of the run's layer: a run that begins before this token is
     // sealed by a choice, not by its length.
     std::uint64_t chosen_before = 0;
+    // Rows from this token on are not encoded yet: a choice has to score them as they are.
+    std::uint64_t encode_before = ~std::uint64_t{0};
     // The key channels to keep; null: those of the previous segment.
     const std::vector<std::uint32_t>* key_channels = nullptr;
     std::uint64_t first_position = 0;    // of the decided entries
@@ -84,14 +87,19 @@ class LaneCoder {
 
   using Swap = absl::StatusOr<std::optional<cache::LaneSwap>>;
   Swap EncodeTiles();
-  // For policies that store rows in planes: full tiles of dense rows, for good. A lane that has no
-  // book yet makes one, if it holds enough rows.
-  Swap EncodePlanes();
+  // For policies that use books: full tiles of dense rows, for good. A lane that has no book yet
+  // makes one, if it holds enough rows.
+  Swap EncodeWithBook();
   // Makes a limited number of segments per call. If there are more, nothing is swapped yet and
   // is_continuation() is true.
   Swap Seal(const SealRequest& wish);
   // For policies that do not pack: stores the kept rows, dense or with block summaries.
   Swap Retain();
+  // For policies that use books: codes the kept rows. A lane that has no book yet makes one, also
+  // of the rows that are dropped.
+  Swap RetainWithBook();
+  // Dense rows that arrived at different times become one segment.
+  Swap JoinPlain();
   // For policies that drop key channels: stores the kept rows without these channels, except for
   // the newest rows.
   Swap CutKeys();
@@ -112,10 +120,12 @@ class LaneCoder {
   struct Form {
     kernels::TileShape shape;
     std::shared_ptr<const cache::Rotations> rotations;
-    cache::SegmentLoss loss;
+    cache::SegmentLoss loss = {};
     device::ErrorLimits limits = {};  // planes only
   };
   absl::StatusOr<HostLaneRows> RowsThatStay() const;
+  // The rows that the decision keeps, and those that came since. ABORTED: the lane was truncated.
+  absl::StatusOr<HostLaneRows> StayOf(const HostLaneRows& rows) const;
   bool LeftPlain() const;
   // How many of the run's first `entries` are before that token.
   std::uint64_t EntriesBefore(std::uint64_t token, std::uint64_t entries) const {
@@ -127,6 +137,8 @@ class LaneCoder {
   static std::optional<Form> FormOf(const cache::Segment* segment);
   std::optional<Form> FormBefore() const;
   std::optional<Form> FormOfNewTiles() const;
+  // The number of dense rows that may be encoded.
+  std::uint64_t EncodableRows() const;
   // The number of dense rows to encode now: whole tiles.
   std::uint64_t CountForNewTiles() const;
   // Whether the run is long enough for a segment, and may be sealed without a choice.
@@ -186,10 +198,10 @@ class LaneCoder {
   absl::Status AddSinks(const HostLaneRows& rows, std::uint64_t count, cache::LaneSwap& swap);
   absl::StatusOr<bool> AddSealed(const Form& form, const HostLaneRows& rows, std::uint64_t first,
                                  std::uint64_t count, cache::LaneSwap& swap);
-  absl::StatusOr<std::optional<Form>> PlanesForm(const HostLaneRows& rows, std::uint64_t first,
-                                                 std::uint64_t count);
-  absl::StatusOr<std::shared_ptr<const cache::LaneBook>> MakeBook(const HostLaneRows& rows,
-                                                                  std::uint64_t first,
+  absl::StatusOr<std::optional<Form>> BookForm(const policies::BookPlan& plan,
+                                               const HostLaneRows& rows, std::uint64_t first,
+                                               std::uint64_t count);
+  absl::StatusOr<std::shared_ptr<const cache::LaneBook>> MakeBook(const kernels::LaneRows& sample,
                                                                   const cache::BookShelf::Key& key);
   absl::Status AddDenseForGood(const HostLaneRows& rows, std::uint64_t first, std::uint64_t count,
                                cache::LaneSwap& swap);

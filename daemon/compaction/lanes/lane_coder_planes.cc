@@ -1,4 +1,4 @@
-// planes: codes full tiles of dense rows, once and for good, with the book of the lane.
+// planes and signs: codes full tiles of dense rows, once and for good, with the book of the lane.
 
 #include <algorithm>
 #include <cstring>
@@ -47,18 +47,20 @@ cache::SideOfBook SideOf(kernels::BookSide made, const std::byte* mean, std::uin
 
 }  // namespace
 
-LaneCoder::Swap LaneCoder::EncodePlanes() {
-  const policies::PlanesPolicy& policy = *options_.policy->planes;
-  const std::uint64_t plain = run_.plain_entries();
+LaneCoder::Swap LaneCoder::EncodeWithBook() {
+  const policies::BookPlan plan = policies::BookPlanOf(*options_.policy, geometry_);
+  const std::uint64_t plain = EncodableRows();
   // A lane begins with its sinks, unless they were set apart before.
   const std::uint64_t sinks =
-      run_.before == 0 ? std::min(FullTiles(policy.sinks + kTileEntries - 1), plain) : 0;
-  const std::uint64_t older = plain - std::min(plain, policy.recent);
+      run_.before == 0 ? std::min(FullTiles(plan.sinks + kTileEntries - 1), plain) : 0;
+  // A policy that drops tokens while decoding would leave pieces of dense rows behind.
+  const std::uint64_t recent = policies::Continues(*options_.policy) ? 0 : plan.recent;
+  const std::uint64_t older = plain - std::min(plain, recent);
   const std::uint64_t count = FullTiles(older - std::min(older, sinks));
   if (count == 0) return std::nullopt;
   const absl::StatusOr<HostLaneRows> rows = HostLaneRows::OfPlain(*options_.memory, tile_, run_);
   if (!rows.ok()) return rows.status();
-  const absl::StatusOr<std::optional<Form>> form = PlanesForm(*rows, sinks, count);
+  const absl::StatusOr<std::optional<Form>> form = BookForm(plan, *rows, sinks, count);
   if (!form.ok()) return form.status();
   if (!form->has_value()) return std::nullopt;  // too few rows for a book: they wait
   LaneSwap swap = {.growing = true};
@@ -71,30 +73,66 @@ LaneCoder::Swap LaneCoder::EncodePlanes() {
     done = *grown;
   }
   status = AddPlanes(**form, *rows, sinks + done, count - done, swap);
-  if (status.ok()) status = AddPlain(*rows, sinks + count, plain - sinks - count, swap);
+  const std::uint64_t coded = sinks + count;
+  if (status.ok()) status = AddPlain(*rows, coded, run_.plain_entries() - coded, swap);
   if (!status.ok()) return status;
   return swap;
 }
 
-absl::StatusOr<std::optional<LaneCoder::Form>> LaneCoder::PlanesForm(const HostLaneRows& rows,
-                                                                     std::uint64_t first,
-                                                                     std::uint64_t count) {
-  const policies::PlanesPolicy& policy = *options_.policy->planes;
+LaneCoder::Swap LaneCoder::RetainWithBook() {
+  TESSERA_CHECK(options_.decision != nullptr, "there is a choice of rows");
+  const policies::BookPlan plan = policies::BookPlanOf(*options_.policy, geometry_);
+  const std::uint64_t sinks_end = FullTiles(plan.sinks + kTileEntries - 1);
+  const absl::StatusOr<HostLaneRows> all = HostLaneRows::Of(*options_.memory, tile_, run_);
+  if (!all.ok()) return all.status();
+  const absl::StatusOr<HostLaneRows> rows = StayOf(*all);
+  if (!rows.ok()) return rows.status();
+  const auto sinks_of = [&](const HostLaneRows& some, std::uint64_t count) {
+    if (run_.before > 0) return std::uint64_t{0};
+    const auto positions = some.positions().first(count);
+    return static_cast<std::uint64_t>(std::ranges::lower_bound(positions, sinks_end) -
+                                      positions.begin());
+  };
+  const std::uint64_t first = sinks_of(*all, options_.decided);
+  const absl::StatusOr<std::optional<Form>> form =
+      BookForm(plan, *all, first, options_.decided - first);
+  if (!form.ok()) return form.status();
+  const std::uint64_t kept = CountDecided(*rows);
+  if (!form->has_value() && !options_.settles && kept == options_.decided) return std::nullopt;
+  LaneSwap swap = {.all = true, .whole = true, .drops = true};
+  absl::Status status;
+  if (form->has_value()) {
+    const std::uint64_t sinks = sinks_of(*rows, kept);
+    status = AddDenseForGood(*rows, 0, sinks, swap);
+    if (status.ok()) status = AddPlanes(**form, *rows, sinks, kept - sinks, swap);
+  } else {
+    status = AddPlain(*rows, 0, kept, swap);
+  }
+  if (options_.settles) Settle(swap);
+  if (status.ok()) status = AddPlain(*rows, kept, rows->count() - kept, swap);
+  if (!status.ok()) return status;
+  return swap;
+}
+
+absl::StatusOr<std::optional<LaneCoder::Form>> LaneCoder::BookForm(const policies::BookPlan& plan,
+                                                                   const HostLaneRows& rows,
+                                                                   std::uint64_t first,
+                                                                   std::uint64_t count) {
   const cache::BookShelf::Key key = {
-      .model = options_.model->id(),
-      .lane = run_.lane,
-      .planes = {.key = policy.key.planes(), .value = policy.value.planes()}};
+      .model = options_.model->id(), .lane = run_.lane, .planes = plan.planes};
   std::shared_ptr<const cache::LaneBook> book = options_.memory->books->Find(key);
   if (book == nullptr) {
-    if (count < policy.book_rows) return std::nullopt;
-    absl::StatusOr<std::shared_ptr<const cache::LaneBook>> made = MakeBook(rows, first, key);
+    if (count < plan.book_rows) return std::nullopt;
+    absl::StatusOr<std::shared_ptr<const cache::LaneBook>> made =
+        MakeBook(rows.lane(first, plan.book_rows), key);
     if (!made.ok()) return made.status();
     book = *std::move(made);
   }
-  const float key_error = book->key.errors.Error(policy.key);
-  const float value_error = book->value.errors.Error(policy.value);
+  if (!plan.shape.planes()) return Form{.shape = plan.shape, .rotations = book->rotations};
+  const float key_error = book->key.errors.Error(plan.shape.key_planes);
+  const float value_error = book->value.errors.Error(plan.shape.value_planes);
   const auto share = [](float error, double energy) { return energy > 0 ? error / energy : 0; };
-  return Form{.shape = policies::PlanesShape(policy, tile_.head_dim),
+  return Form{.shape = plan.shape,
               .rotations = book->rotations,
               .loss = {.key = share(key_error, book->key.energy),
                        .value = share(value_error, book->value.energy)},
@@ -103,8 +141,7 @@ absl::StatusOr<std::optional<LaneCoder::Form>> LaneCoder::PlanesForm(const HostL
 }
 
 absl::StatusOr<std::shared_ptr<const cache::LaneBook>> LaneCoder::MakeBook(
-    const HostLaneRows& rows, std::uint64_t first, const cache::BookShelf::Key& key) {
-  const kernels::LaneRows sample = rows.lane(first, options_.policy->planes->book_rows);
+    const kernels::LaneRows& sample, const cache::BookShelf::Key& key) {
   const std::string problem = kernels::BookProblem(sample, key.planes, *options_.operations);
   TESSERA_CHECK(problem.empty(), problem);
   kernels::Book book = kernels::MakeBook(sample, key.planes, *options_.operations);
@@ -169,13 +206,15 @@ absl::Status LaneCoder::AddPlanes(const Form& form, const HostLaneRows& rows, st
       if (!made.ok()) return made.status();
       TESSERA_CHECK(made->segment != nullptr, "these tiles were coded before");
     } else if (made->segment == nullptr) {
-      absl::Status status = AddDenseForGood(rows, first + done, kTileEntries, swap);
+      const std::uint64_t tile = std::min<std::uint64_t>(kTileEntries, count - done);
+      absl::Status status = AddDenseForGood(rows, first + done, tile, swap);
       if (!status.ok()) return status;
       options_.counters->left_plain.fetch_add(1, std::memory_order_relaxed);
-      done += kTileEntries;
+      done += tile;
       continue;
     }
-    options_.counters->tiles_encoded.fetch_add(coded / kTileEntries, std::memory_order_relaxed);
+    options_.counters->tiles_encoded.fetch_add((coded + kTileEntries - 1) / kTileEntries,
+                                               std::memory_order_relaxed);
     swap.segments.push_back(std::move(made->segment));
     done += coded;
   }

@@ -5,18 +5,41 @@
 
 #include "daemon/policies/least_tokens.h"
 #include "daemon/policies/policy.h"
+#include "kernels/format/dense_tile.h"
 
 namespace tessera::compaction {
 
 bool ChoosesFromAll(const policies::Policy& policy) {
-  const bool packs = policy.mosaic.has_value() || policy.key_channels.has_value();
+  const bool packs =
+      policy.mosaic.has_value() || policy.key_channels.has_value() || policy.uses_books();
   const bool merges_alone = policies::Merges(policy) && !policy.tokens.has_value();
   return policies::Continues(policy) || (merges_alone && !packs);
 }
 
 bool LeavesRows(const policies::Policy& policy) {
   return !policy.mosaic.has_value() && !policy.key_channels.has_value() &&
-         !policy.summaries.has_value();
+         !policy.summaries.has_value() && !policy.uses_books();
+}
+
+bool HasStops(const policies::Policy& policy) {
+  return policies::Continues(policy) && (policy.mosaic.has_value() || policy.uses_books());
+}
+
+std::uint64_t StopAfter(std::span<const policies::TokenSpan> prompts, std::uint64_t decided) {
+  constexpr std::uint64_t kTile = kernels::kTileEntries;
+  std::uint64_t first = 0;  // of the tokens that were decoded after the last of these prompts
+  for (const policies::TokenSpan& prompt : prompts) {
+    if (prompt.begin > decided) {
+      return std::min(first + ((decided - first) / kTile + 1) * kTile, prompt.begin);
+    }
+    if (prompt.end > decided) return prompt.end;
+    first = prompt.end;
+  }
+  return first + ((decided - first) / kTile + 1) * kTile;
+}
+
+bool ChoosesByPrompt(const policies::Policy& policy) {
+  return policy.uses_books() && policy.chooses() && !policies::Continues(policy);
 }
 
 void LayerChoice::CutTo(std::uint64_t tokens) {

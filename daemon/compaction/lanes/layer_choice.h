@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -16,6 +17,17 @@ namespace tessera::compaction {
 bool ChoosesFromAll(const policies::Policy& policy);
 // Whether the policy neither packs nor summarizes rows.
 bool LeavesRows(const policies::Policy& policy);
+
+// Whether the policy continues while rows are packed or coded. Its choices score rows as they are
+// stored, so each of them ends at a fixed token (StopAfter), and rows before that token are encoded
+// first: the result does not depend on when a job runs.
+bool HasStops(const policies::Policy& policy);
+// The next stop after the first `decided` tokens: the end of a prompt, or of 32 tokens that were
+// decoded after it.
+std::uint64_t StopAfter(std::span<const policies::TokenSpan> prompts, std::uint64_t decided);
+// Whether choices cover one prompt at a time, because rows that were decoded before it may be coded
+// already.
+bool ChoosesByPrompt(const policies::Policy& policy);
 
 // Plain data; owned by the job that carries it out, or kept as ManagedLayer::unfinished. Entry
 // indices count from the first entry that the choice considered.
@@ -45,6 +57,8 @@ struct LayerChoice {
   bool keeps = false;
   // Another choice follows, about the later tokens.
   bool aligns = false;
+  // Likewise, of a choice that has ended at a stop or prompt.
+  bool goes_on = false;
   bool begun = false;  // it has been carried out in some lanes
 
   static constexpr std::uint64_t kNotCut = ~std::uint64_t{0};

@@ -6,8 +6,7 @@
 
 #include "daemon/base/strings.h"
 #include "daemon/compaction/lanes/lane_coder.h"
-#include "daemon/compaction/lanes/layer_keys.h"
-#include "daemon/compaction/observation/lane_entries.h"
+#include "daemon/compaction/lanes/token_selector_lanes.h"
 #include "daemon/policies/tokens/shared/keep.h"
 #include "daemon/policies/tokens/shared/observed_prompt.h"
 #include "daemon/policies/tokens/shared/text_chunks.h"
@@ -21,11 +20,6 @@ bool ReadsKeys(const policies::Policy& policy) {
   return policies::Merges(policy) || policies::NeedsOf(policy) != policies::Needs();
 }
 
-std::uint64_t CountBefore(std::span<const std::uint64_t> positions, std::uint64_t position) {
-  return static_cast<std::uint64_t>(std::lower_bound(positions.begin(), positions.end(), position) -
-                                    positions.begin());
-}
-
 // The first token from `from` on whose query was not observed.
 std::uint64_t ShownUntil(std::span<const policies::HeadQueries> queries, std::uint64_t from) {
   if (queries.empty()) return from;
@@ -36,54 +30,7 @@ std::uint64_t ShownUntil(std::span<const policies::HeadQueries> queries, std::ui
   return until;
 }
 
-// The first token whose query norms are compared, if tokens from `begin` on are covered. Tokens
-// that were decoded before a prompt do not count: their queries say little about the prompt, and
-// they may be settled at any time.
-std::uint64_t FirstOfPrompts(std::span<const policies::TokenSpan> prompts, std::uint64_t begin) {
-  for (const policies::TokenSpan& prompt : prompts) {
-    if (prompt.end > begin) return std::max(prompt.begin, begin);
-  }
-  return begin;
-}
-
 }  // namespace
-
-// A snapshot of the lanes of a layer, and what the policy sees of them.
-struct TokenSelector::Lanes {
-  std::vector<LaneEntryList> seen;
-  std::vector<policies::LaneEntries> entries;  // views of `seen`
-  std::unique_ptr<LayerKeys> keys;             // null: not needed
-  std::vector<std::uint64_t> losses;
-  std::vector<bool> channels_gone;  // by lane: earlier rows fix the dropped key channels
-  std::uint64_t begin = 0;          // position of the first entry of any lane
-  std::uint64_t end = 0;            // all positions are below it
-  std::uint64_t tokens = 0;         // number of tokens of the longest lane with entries
-
-  // Hides entries from this position on.
-  void CutAt(std::uint64_t position) {
-    for (policies::LaneEntries& lane : entries) {
-      lane.count = CountBefore(lane.positions, position);
-      lane.positions = lane.positions.first(lane.count);
-      if (!lane.weights.empty()) lane.weights = lane.weights.first(lane.count);
-    }
-    end = std::min(end, position);
-  }
-  std::vector<std::uint64_t> CountsBefore(std::uint64_t position) const {
-    std::vector<std::uint64_t> counts;
-    for (const policies::LaneEntries& lane : entries) {
-      counts.push_back(CountBefore(lane.positions, position));
-    }
-    return counts;
-  }
-  std::vector<std::uint64_t> Counts() const { return CountsBefore(end); }
-  std::vector<std::uint64_t> FirstPositions() const {
-    std::vector<std::uint64_t> first;
-    for (const policies::LaneEntries& lane : entries) {
-      first.push_back(lane.count == 0 ? 0 : lane.positions.front());
-    }
-    return first;
-  }
-};
 
 TokenSelector::TokenSelector(const Options& options, std::uint32_t layer)
     : options_(options), layer_(layer) {}
@@ -141,76 +88,6 @@ absl::StatusOr<std::uint64_t> TokenSelector::NormsFrom() const {
   return FirstOfPrompts(options_.prompts, *begin);
 }
 
-// The policy's view of the lanes, with the data that it points into.
-class TokenSelector::Shown {
- public:
-  // Positions, queries and text are relative to `first`; the policy does not see earlier tokens.
-  Shown(const Options& options, std::uint32_t layer, const LayerState& state, const Lanes& lanes,
-        std::uint64_t first) {
-    const cache::Model& model = options.sequence->model();
-    for (std::uint32_t head = 0; head < lanes.entries.size(); ++head) {
-      const std::span<const std::uint64_t> positions = lanes.entries[head].positions;
-      sums_.push_back(state.observation.SumsAt(head, positions));
-      sum_spans_.push_back(sums_.back());
-      entry_positions_.push_back(Behind(positions, first));
-      entries_.push_back(lanes.entries[head]);
-      entries_.back().positions = entry_positions_.back();
-    }
-    for (const policies::TokenSpan& prompt : options.prompts) {
-      const std::uint64_t begin = std::max(prompt.begin, first);
-      const std::uint64_t end = std::min(prompt.end, lanes.end);
-      if (begin < end) prompts_.push_back({.begin = begin - first, .end = end - first});
-    }
-    const std::uint64_t norms = FirstOfPrompts(options.prompts, first);
-    const std::uint64_t row_bytes = RowBytes(model, layer);
-    for (const policies::HeadQueries& head : state.observation.queries()) {
-      const std::uint64_t skipped = CountBefore(head.positions, first);
-      query_positions_.push_back(Behind(head.positions.subspan(skipped), first));
-      queries_.push_back(
-          {.positions = query_positions_.back(), .rows = head.rows + skipped * row_bytes});
-    }
-    view_ = {
-        .layer = layer,
-        .layers = model.layers(),
-        .geometry = model.geometry(layer),
-        .first = first,
-        .tokens = lanes.end - first,
-        .prompts = prompts_,
-        .lanes = entries_,
-        .queries = queries_,
-        .norms_first = std::min(norms, lanes.end) - first,
-        .norms_observed_end = state.observation.FirstTokenWithoutNorms(norms, lanes.end) - first,
-        .norms_known = state.observation.KnownNormQueries(norms, lanes.end),
-        .sums = sum_spans_,
-        .text = options.text.subspan(std::min<std::size_t>(first, options.text.size())),
-        .scorer = lanes.keys.get()};
-  }
-  Shown(const Shown&) = delete;
-  Shown& operator=(const Shown&) = delete;
-
-  const policies::LayerView& view() const { return view_; }
-
- private:
-  static std::vector<std::uint64_t> Behind(std::span<const std::uint64_t> positions,
-                                           std::uint64_t first) {
-    std::vector<std::uint64_t> behind(positions.begin(), positions.end());
-    for (std::uint64_t& position : behind) position -= first;
-    return behind;
-  }
-  static std::uint64_t RowBytes(const cache::Model& model, std::uint32_t layer) {
-    return model.layout().tile(layer).row_bytes();
-  }
-
-  std::vector<std::vector<float>> sums_;
-  std::vector<std::span<const float>> sum_spans_;
-  std::vector<std::vector<std::uint64_t>> entry_positions_;
-  std::vector<policies::LaneEntries> entries_;
-  std::vector<policies::TokenSpan> prompts_;
-  std::vector<std::vector<std::uint64_t>> query_positions_;
-  std::vector<policies::HeadQueries> queries_;
-  policies::LayerView view_;
-};
-
 // Nothing is decided after a token without an observed query. If later queries were observed, the
 // gap can never be filled, so this is an error.
 absl::Status TokenSelector::CheckShown(std::span<const policies::HeadQueries> queries,
@@ -245,48 +122,101 @@ std::uint64_t TokenSelector::OpenPrompt(std::uint64_t end) const {
   return last.end >= end ? std::min(last.begin, end) : end;
 }
 
-absl::StatusOr<LayerChoice> TokenSelector::Choose(const LayerState& state) const {
-  const policies::Policy& policy = *options_.policy;
-  const bool whole = ChoosesFromAll(policy);
-  absl::StatusOr<Lanes> lanes = Look(whole, ReadsKeys(policy));
+std::uint64_t TokenSelector::Stop(const LayerState& state) const {
+  if (HasStops(*options_.policy)) return StopAfter(options_.prompts, state.decided_until);
+  const policies::TokenSpan* const prompt =
+      ChoosesByPrompt(*options_.policy) ? NextPrompt(state) : nullptr;
+  return prompt == nullptr ? ~std::uint64_t{0} : prompt->end;
+}
+
+// Null: all prompts were considered.
+const policies::TokenSpan* TokenSelector::NextPrompt(const LayerState& state) const {
+  const auto next = std::ranges::find_if(options_.prompts, [&](const policies::TokenSpan& prompt) {
+    return prompt.end > state.considered_until;
+  });
+  return next == options_.prompts.end() ? nullptr : &*next;
+}
+
+absl::StatusOr<bool> TokenSelector::EncodesFirst(const LayerState& state) const {
+  if (ChoosesByPrompt(*options_.policy)) return NextPrompt(state) != nullptr;
+  // The first choice scores rows as they were appended.
+  if (!policies::Continues(*options_.policy) || LeavesRows(*options_.policy) ||
+      state.decided_until == 0) {
+    return false;
+  }
+  if (!HasStops(*options_.policy)) return true;
+  absl::StatusOr<Lanes> lanes = Look(/*whole=*/true, /*keys=*/false);
   if (!lanes.ok()) return lanes.status();
+  const absl::StatusOr<Cuts> cuts = Cut(state, *lanes);
+  if (!cuts.ok()) return cuts.status();
+  return !cuts->waits;
+}
+
+// Hides entries that cannot be decided about now.
+absl::StatusOr<TokenSelector::Cuts> TokenSelector::Cut(const LayerState& state,
+                                                       Lanes& lanes) const {
+  const policies::Policy& policy = *options_.policy;
   const std::uint64_t decided_until = state.decided_until;
+  Cuts cuts;
   // Merging policies count tokens: the last entry may stand for later tokens than its position.
-  if (policies::Merges(policy) && !options_.sequence->HasMoved()) lanes->end = lanes->tokens;
+  if (policies::Merges(policy) && !options_.sequence->HasMoved()) lanes.end = lanes.tokens;
+  const std::uint64_t whole = lanes.end;
+  const std::uint64_t stop = Stop(state);
+  if (stop < lanes.end) {
+    lanes.CutAt(stop);
+    cuts.goes_on = true;
+  }
   // A prompt without observations may still be arriving. A policy that learns from every query must
   // not decide about it yet: the worker would have to send its first queries again.
   const bool learns = policies::Continues(policy) && policies::NeedsOf(policy).decode_queries;
   const bool unseen = learns && !options_.all_shown && state.observation.bytes() == 0;
   if (options_.decoding || unseen) {
-    lanes->CutAt(std::max(decided_until, OpenPrompt(lanes->end)));
+    lanes.CutAt(std::max(decided_until, OpenPrompt(whole)));
   }
   // Entries dropped because of tokens that are taken back later would be lost.
   if (policies::Continues(policy) && options_.open_step != nullptr) {
-    lanes->CutAt(std::max(decided_until, options_.open_step->FinalBefore(lanes->end)));
+    lanes.CutAt(std::max(decided_until, options_.open_step->FinalBefore(whole)));
   }
-  bool advances = policies::Continues(policy) && decided_until > 0;
+  cuts.advances = policies::Continues(policy) && decided_until > 0;
   if (policies::NeedsOf(policy).decode_queries) {
     const std::vector<policies::HeadQueries> queries = state.observation.queries();
     // A sequence without a prompt: every token was decoded, and its query observed.
-    advances = advances || (lanes->begin == 0 && ShownUntil(queries, 0) >= lanes->end);
-    if (advances) {
+    cuts.advances = cuts.advances || (lanes.begin == 0 && ShownUntil(queries, 0) >= lanes.end);
+    if (cuts.advances) {
       const std::uint64_t until = ShownUntil(queries, decided_until);
-      if (absl::Status status = CheckShown(queries, until, lanes->end); !status.ok()) return status;
-      lanes->CutAt(std::max(decided_until, WholeSteps(until, lanes->end)));
+      if (absl::Status status = CheckShown(queries, until, lanes.end); !status.ok()) return status;
+      lanes.CutAt(std::max(decided_until, WholeSteps(until, lanes.end)));
     }
-  } else if (lanes->begin == 0 && options_.prompts.empty()) {
+  } else if (lanes.begin == 0 && options_.prompts.empty()) {
     // All tokens were decoded one by one.
-    advances = policies::Continues(policy);
+    cuts.advances = policies::Continues(policy);
   }
+  // Only a caller ends a choice before the stop.
+  cuts.waits = HasStops(policy) && lanes.end < stop && !options_.asked;
+  cuts.goes_on = cuts.goes_on && lanes.end == stop;
+  return cuts;
+}
+
+absl::StatusOr<LayerChoice> TokenSelector::Choose(const LayerState& state) const {
+  const policies::Policy& policy = *options_.policy;
+  const std::uint64_t decided_until = state.decided_until;
+  const bool whole = ChoosesFromAll(policy);
+  absl::StatusOr<Lanes> lanes = Look(whole, ReadsKeys(policy));
+  if (!lanes.ok()) return lanes.status();
+  const absl::StatusOr<Cuts> cuts = Cut(state, *lanes);
+  if (!cuts.ok()) return cuts.status();
+  if (cuts->waits) lanes->CutAt(decided_until);
   LayerChoice choice = About(*lanes, state);
-  choice.continued = advances;
-  choice.idle = NothingNew(*lanes, state);
+  choice.continued = cuts->advances;
+  choice.goes_on = cuts->goes_on;
+  choice.idle = cuts->waits || NothingNew(*lanes, state);
+  if (cuts->waits) choice.until = decided_until;
   const Shown shown(options_, layer_, state, *lanes, whole ? 0 : lanes->begin);
   absl::StatusOr<policies::LayerDecision> decision =
       !policy.drops_entries() || choice.idle ? policies::KeepAll(shown.view())
-      : advances ? policies::Advance(policy, shown.view(), lanes->CountsBefore(decided_until),
-                                     choice.memory)
-                 : policies::Decide(policy, shown.view(), choice.memory);
+      : cuts->advances ? policies::Advance(policy, shown.view(), lanes->CountsBefore(decided_until),
+                                           choice.memory)
+                       : policies::Decide(policy, shown.view(), choice.memory);
   if (policies::LeavesWhole(decision.status())) {
     choice.refused = OfLayer(decision.status());
     decision = policies::KeepAll(shown.view());
@@ -340,6 +270,7 @@ absl::StatusOr<LayerChoice> TokenSelector::KeepDecoded(const LayerState& state) 
 
 absl::StatusOr<std::optional<LayerChoice>> TokenSelector::Align(const LayerState& state) const {
   const policies::Policy& policy = *options_.policy;
+  if (ChoosesByPrompt(policy)) return AlignToPrompt(state);
   if (ChoosesFromAll(policy) || policy.key_channels.has_value() ||
       policies::NeededLaneEquality(policy) == policies::LaneEquality::kNothing) {
     return std::nullopt;
@@ -355,6 +286,33 @@ absl::StatusOr<std::optional<LayerChoice>> TokenSelector::Align(const LayerState
   LayerChoice choice = About(*lanes, state);
   choice.until = state.decided_until;
   choice.keeps = choice.aligns = true;
+  choice.lanes = policies::KeepAll(Shown(options_, layer_, state, *lanes, lanes->begin).view());
+  for (std::size_t head = 0; head < choice.done.size(); ++head) {
+    choice.done[head] = choice.decided[head] == 0;
+  }
+  return choice;
+}
+
+// Keeps what was decoded before the next prompt. If no prompt follows, nothing is decided.
+absl::StatusOr<std::optional<LayerChoice>> TokenSelector::AlignToPrompt(
+    const LayerState& state) const {
+  absl::StatusOr<Lanes> lanes = Look(/*whole=*/false, /*keys=*/false);
+  if (!lanes.ok()) return lanes.status();
+  const policies::TokenSpan* const prompt = NextPrompt(state);
+  const std::uint64_t from =
+      prompt == nullptr ? lanes->begin : std::max(prompt->begin, state.considered_until.load());
+  if (prompt != nullptr && (from <= lanes->begin || lanes->begin == lanes->end)) {
+    return std::nullopt;
+  }
+  lanes->CutAt(from);
+  LayerChoice choice = About(*lanes, state);
+  choice.keeps = true;
+  choice.aligns = prompt != nullptr;
+  choice.waits = !choice.aligns;
+  if (choice.waits) {
+    choice.until = state.decided_until;
+    choice.refused = state.refused;
+  }
   choice.lanes = policies::KeepAll(Shown(options_, layer_, state, *lanes, lanes->begin).view());
   for (std::size_t head = 0; head < choice.done.size(); ++head) {
     choice.done[head] = choice.decided[head] == 0;
@@ -426,6 +384,9 @@ absl::StatusOr<LayerChoice> TokenSelector::TakeOver(std::uint32_t decides, const
   absl::StatusOr<Lanes> lanes = Look(/*whole=*/false, /*keys=*/false);
   if (!lanes.ok()) return lanes.status();
   if (NothingNew(*lanes, state)) return Choose(state);
+  const std::uint64_t stop = Stop(state);
+  const bool stops = stop < lanes->end;
+  lanes->CutAt(stop);
   const absl::StatusOr<std::vector<cache::OpenRun>> waiting =
       options_.sequence->LookAt(decides, /*whole=*/false);
   if (!waiting.ok()) return waiting.status();
@@ -448,6 +409,7 @@ absl::StatusOr<LayerChoice> TokenSelector::TakeOver(std::uint32_t decides, const
   if (!runs.ok()) return runs.status();
   if (decided) lanes->CutAt(until);
   LayerChoice choice = About(*lanes, state);
+  choice.goes_on = stops && lanes->end == stop;
   choice.waits = !decided;
   if (!decided) {
     choice.until = state.decided_until;

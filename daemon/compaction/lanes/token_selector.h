@@ -32,6 +32,8 @@ class TokenSelector {
     bool all_shown = false;
     // Triggered by decoded tokens: a prompt that is still arriving is skipped.
     bool decoding = false;
+    // A caller waits for the choice, so it covers all tokens. Otherwise it ends at a stop.
+    bool asked = false;
     // Null: all tokens are final.
     const UncommittedStep* open_step = nullptr;
   };
@@ -40,6 +42,10 @@ class TokenSelector {
   // The first token whose query norms are compared: the beginning of the first prompt that a choice
   // would cover, or of all tokens that it would cover if there is no prompt.
   absl::StatusOr<std::uint64_t> NormsFrom() const;
+  // Whether rows before the stop are encoded before the choice is made.
+  absl::StatusOr<bool> EncodesFirst(const LayerState& state) const;
+  // The token at which the next choice ends, if there are more tokens.
+  std::uint64_t Stop(const LayerState& state) const;
   // Chooses among the undecided rows, as at the end of a prompt. A policy that continues while
   // decoding chooses among all entries.
   absl::StatusOr<LayerChoice> Choose(const LayerState& state) const;
@@ -48,7 +54,8 @@ class TokenSelector {
   absl::StatusOr<LayerChoice> KeepDecoded(const LayerState& state) const;
   // For policies that make one decision for all lanes: if some lanes have undecided rows at
   // positions where another lane has none, keeps those rows, so that the undecided rows are equal.
-  // nullopt: they are equal.
+  // nullopt: they are equal. For policies that choose by prompt: keeps the rows before the next
+  // one.
   absl::StatusOr<std::optional<LayerChoice>> Align(const LayerState& state) const;
   // Adopts the decision of another layer: keeps the tokens that it holds. FAILED_PRECONDITION: that
   // layer has not considered these tokens.
@@ -61,6 +68,14 @@ class TokenSelector {
  private:
   struct Lanes;
   class Shown;
+  struct Cuts {
+    bool advances = false;  // by Advance, not Decide
+    bool goes_on = false;   // there are tokens after the stop
+    bool waits = false;     // for the tokens up to the stop
+  };
+  absl::StatusOr<Cuts> Cut(const LayerState& state, Lanes& lanes) const;
+  const policies::TokenSpan* NextPrompt(const LayerState& state) const;
+  absl::StatusOr<std::optional<LayerChoice>> AlignToPrompt(const LayerState& state) const;
   // The first token that a choice would cover; 0 if there are no rows.
   absl::StatusOr<std::uint64_t> Begin() const;
   absl::StatusOr<Lanes> Look(bool whole, bool keys) const;

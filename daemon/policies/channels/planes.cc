@@ -41,7 +41,8 @@ constexpr Option kOptions[] = {
      .standard = "128",
      .most = shm::kMaxSegmentEntries,
      .unit = "tokens",
-     .help = "Number of newest tokens that stay dense, and up to a tile more"},
+     .help = "Number of newest tokens that stay dense, and up to a tile more; no effect on tokens "
+             "that another term keeps, or beside one that drops tokens while decoding"},
     {.name = "book_rows",
      .type = OptionType::kCount,
      .standard = "1024",
@@ -74,17 +75,13 @@ std::string_view WordOf(const kernels::PlaneWidths& widths,
 
 std::string Check(const Term&, std::span<const Term> all) {
   for (const Term& other : all) {
-    switch (other.kind->decides) {
-      case Decides::kTokens:
-      case Decides::kMerging:
-        return Concat("rows in planes cannot be combined yet with a choice of tokens, which ",
-                      other.kind->name, " makes");
-      case Decides::kSelection:
-        return Concat("rows in planes have no block summaries, which ", other.kind->name, " needs");
-      case Decides::kValues:
-        return Concat("key and value state the widths of codes; leave out ", other.kind->name);
-      default:
-        break;
+    if (other.kind == &kSigns) continue;
+    if (other.kind->decides == Decides::kSelection) {
+      return Concat("rows in planes have no block summaries, which ", other.kind->name,
+                    " needs; their index is signs, as in planes+signs");
+    }
+    if (other.kind->decides == Decides::kValues) {
+      return Concat("key and value state the widths of codes; leave out ", other.kind->name);
     }
   }
   return "";

@@ -193,8 +193,15 @@ absl::Status Validate(const Policy& policy) {
     if (!status.ok()) return status;
   }
   if (policy.planes.has_value() && (policy.mosaic.has_value() || policy.summaries.has_value() ||
-                                    policy.key_channels.has_value() || policy.drops_entries())) {
+                                    policy.key_channels.has_value())) {
     return Refuse("the policy stores rows in planes, and also in another form");
+  }
+  if (policy.signs) {
+    if (policy.mosaic.has_value() || policy.key_channels.has_value() ||
+        policy.summaries.has_value()) {
+      return Refuse("the policy indexes keys by signs, and also packs or summarizes rows");
+    }
+    if (!policy.selection.has_value()) return Refuse("the policy has signs without a selection");
   }
   if (policy.key_channels.has_value()) {
     if (policy.mosaic.has_value() || policy.summaries.has_value()) {
@@ -218,9 +225,9 @@ absl::Status CheckFor(const Policy& policy, const kernels::LayerGeometry& geomet
     return Refuse("head_dim ", geometry.head_dim, " is not 64, 128 or 256");
   }
   if (policy.key_channels.has_value()) return CheckKeyChannelsFor(*policy.key_channels, geometry);
-  if (policy.planes.has_value()) {
-    const char* why = kernels::UnsupportedReason(PlanesShape(*policy.planes, geometry.head_dim));
-    return why == nullptr ? absl::OkStatus() : Refuse("planes: ", why);
+  if (policy.uses_books()) {
+    const char* why = kernels::UnsupportedReason(BookPlanOf(policy, geometry).shape);
+    return why == nullptr ? absl::OkStatus() : Refuse(policy.text, ": ", why);
   }
   if (!policy.mosaic.has_value()) {
     const char* why = kernels::UnsupportedReason(SummaryShape(policy, geometry));

@@ -77,7 +77,7 @@ void Apply(const Values& values, Policy& policy) {
 }
 
 std::optional<Values> Read(const Policy& policy) {
-  if (!policy.selection.has_value() || IsQuest(policy)) return std::nullopt;
+  if (!policy.selection.has_value() || IsQuest(policy) || policy.signs) return std::nullopt;
   const kernels::SelectionRule& rule = policy.selection->rule;
   // mosaickv's own options express this selection.
   if (policy.mosaic.has_value() && rule.entries == 0 && policy.selection->dense_layers == 0 &&

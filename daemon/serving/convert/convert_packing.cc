@@ -24,12 +24,18 @@ static_assert(static_cast<int>(kernels::ValueType::kInt8) == v1::VALUE_TYPE_INT8
 static_assert(static_cast<int>(kernels::ValueType::kFp8) == v1::VALUE_TYPE_FP8);
 static_assert(static_cast<int>(kernels::Summary::kMean) == v1::BLOCK_SUMMARY_MEAN);
 static_assert(static_cast<int>(kernels::Summary::kMinMax) == v1::BLOCK_SUMMARY_MIN_MAX);
+static_assert(static_cast<int>(kernels::Summary::kSigns) == v1::BLOCK_SUMMARY_SIGNS);
 
 absl::Status SetSummary(const v1::Packing& packing, TileShape& shape) {
   const int summary = packing.summary();
   if (!v1::BlockSummary_IsValid(summary)) {
     return absl::InvalidArgumentError(
         Concat("packing.summary is ", summary, "; use NONE (0), MEAN (1) or MIN_MAX (2)"));
+  }
+  if (summary == v1::BLOCK_SUMMARY_SIGNS) {
+    return absl::InvalidArgumentError(
+        "packing.summary is SIGNS (3), which needs a book of the model; set a policy with signs, "
+        "as in planes+signs, instead of a packing");
   }
   shape.summary = static_cast<kernels::Summary>(summary);
   if (shape.summary == kernels::Summary::kNone) {
@@ -157,7 +163,8 @@ absl::StatusOr<kernels::SelectionRule> ToSelectionRule(const v1::Selection& sele
       .judge = judge == v1::Selection::JUDGE_LOGIT ? Judge::kLogit : Judge::kShare,
       .first_block = selection.first_block(),
       .counts_tail = selection.counts_tail(),
-      .each_head = selection.each_head()};
+      .each_head = selection.each_head(),
+      .each_query = selection.each_query()};
 }
 
 void Describe(const policies::SelectionPolicy& policy, v1::PolicySelection& shown) {
@@ -174,6 +181,7 @@ void Describe(const policies::SelectionPolicy& policy, v1::PolicySelection& show
   selection.set_first_block(policy.rule.first_block);
   selection.set_counts_tail(policy.rule.counts_tail);
   selection.set_each_head(policy.rule.each_head);
+  selection.set_each_query(policy.rule.each_query);
   shown.set_dense_layers(policy.dense_layers);
 }
 
@@ -254,6 +262,7 @@ void Describe(const cache::SegmentRun& run, v1::SegmentRun& shown) {
   shown.set_tile_bytes(run.tile_bytes);
   shown.set_rotation_bytes(run.rotation_bytes);
   shown.set_table_bytes(run.table_bytes);
+  shown.set_summary_bytes(run.summary_bytes);
   shown.set_provisional(run.provisional);
   shown.set_key_loss(run.loss.key);
   shown.set_value_loss(run.loss.value);

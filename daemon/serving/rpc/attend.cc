@@ -200,6 +200,9 @@ class Attention {
       return (rows + kernels::kMaxPartRows - 1) / kernels::kMaxPartRows;
     };
     const bool each_head = item.rule.has_value() && item.rule->each_head;
+    if (item.rule.has_value() && item.rule->each_query) {
+      return queries * (each_head ? geometry_.group() : of_rows(geometry_.group()));
+    }
     return each_head ? geometry_.group() * of_rows(queries) : of_rows(queries * geometry_.group());
   }
 
@@ -229,6 +232,8 @@ class Attention {
   }
 
   absl::Status Compute(const std::vector<Slice>& piece, v1::AttendResponse& response) {
+    const kernels::AttendBatch whole = {
+        .geometry = geometry_, .causal = !request_.non_causal(), .output_type = output_type_};
     kernels::PerHeadItems kernel_items;
     for (const Slice& slice : piece) {
       const AttendItem& item = items_[slice.item];
@@ -236,20 +241,20 @@ class Attention {
       const std::uint64_t first = slice.first_query;
       for (std::uint32_t head = 0; head < geometry_.kv_heads; ++head) {
         kernel_items.Add(
-            geometry_, {.lane = &item.lanes[head],
-                        .kv_head = head,
-                        .queries = slice.queries,
-                        .first_query_position = item.first_position + first,
-                        .query = item.query.data() + first * QueryRowBytes(),
-                        .output = output.mutable_output()->mutable_inline_()->data() +
-                                  first * OutputRowBytes(),
-                        .lse = output.mutable_lse()->mutable_data() + first * geometry_.query_heads,
-                        .selection = item.rule.has_value() ? &*item.rule : nullptr});
+            whole, {.lane = &item.lanes[head],
+                    .kv_head = head,
+                    .queries = slice.queries,
+                    .first_query_position = item.first_position + first,
+                    .query = item.query.data() + first * QueryRowBytes(),
+                    .output = output.mutable_output()->mutable_inline_()->data() +
+                              first * OutputRowBytes(),
+                    .lse = output.mutable_lse()->mutable_data() + first * geometry_.query_heads,
+                    .selection = item.rule.has_value() ? &*item.rule : nullptr});
       }
     }
     using Implementation = absl::StatusOr<std::string_view>;
     const Implementation implementation = kernel_items.ForEachBatch(
-        {.geometry = geometry_, .causal = !request_.non_causal(), .output_type = output_type_},
+        whole,
         [&](const kernels::AttendBatch& batch) {
           return services_.device->Attend(batch, caller_.tenant->pool().View());
         },

@@ -122,8 +122,8 @@ void Tell(const kernels::LaneView& lane, const std::vector<EntryPositions>& posi
 
 // All items of the batch have the same rule.
 absl::Status ChooseFor(const Services& services, const Caller& caller,
-                       const kernels::LayerGeometry& geometry, const kernels::AttendBatch& batch,
-                       v1::SelectResponse& response) {
+                       const kernels::LayerGeometry& geometry, std::uint64_t first_position,
+                       const kernels::AttendBatch& batch, v1::SelectResponse& response) {
   Recorder recorder(batch.items.size());
   absl::StatusOr<std::string_view> implementation =
       services.device->Select(batch, caller.tenant->pool().View(), recorder);
@@ -141,6 +141,9 @@ absl::Status ChooseFor(const Services& services, const Caller& caller,
     const bool each_head = item.selection->each_head;
     head.set_kv_head(each_head ? item.kv_head / geometry.group() : item.kv_head);
     if (each_head) head.set_query_head(item.kv_head);
+    if (item.selection->each_query) {
+      head.set_query(static_cast<std::uint32_t>(item.first_query_position - first_position));
+    }
     Tell(*item.lane, *positions, kernels::VisibleFromItem(batch, item), recorder.runs(i), head);
   }
   return absl::OkStatus();
@@ -149,19 +152,20 @@ absl::Status ChooseFor(const Services& services, const Caller& caller,
 absl::Status Choose(const Services& services, const Caller& caller,
                     const v1::SelectRequest& request, const kernels::LayerGeometry& geometry,
                     const AttendItem& item, v1::SelectResponse& response) {
+  const kernels::AttendBatch whole = {.geometry = geometry, .causal = !request.non_causal()};
   kernels::PerHeadItems items;
   for (std::uint32_t head = 0; head < geometry.kv_heads; ++head) {
-    items.Add(geometry, {.lane = &item.lanes[head],
-                         .kv_head = head,
-                         .queries = item.queries,
-                         .first_query_position = item.first_position,
-                         .query = item.query.data(),
-                         .selection = &*item.rule});
+    items.Add(whole, {.lane = &item.lanes[head],
+                      .kv_head = head,
+                      .queries = item.queries,
+                      .first_query_position = item.first_position,
+                      .query = item.query.data(),
+                      .selection = &*item.rule});
   }
   return items.ForEachBatch(
-      {.geometry = geometry, .causal = !request.non_causal()},
+      whole,
       [&](const kernels::AttendBatch& batch) {
-        return ChooseFor(services, caller, geometry, batch, response);
+        return ChooseFor(services, caller, geometry, item.first_position, batch, response);
       },
       [](const absl::Status& status) { return status.ok(); });
 }

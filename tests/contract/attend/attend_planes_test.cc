@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "kernels/dispatch/implementation.h"
+#include "kernels/dispatch/per_head.h"
 #include "kernels/reference/planes.h"
 #include "tests/contract/attend/attend_conformance.h"
 #include "tests/contract/attend/attend_packed_cases.h"
@@ -269,6 +270,60 @@ TEST_P(AttendPlanes, SignsChooseTheBestQuads) {
     signs.DropOthers(chosen.quads);
     batch.Judge(subject(), random_);
     if (HasFatalFailure()) return;
+  }
+}
+
+// With per-query selection, each query chooses and reads as if it were an item of its own.
+TEST_P(AttendPlanes, QueriesMayChooseForThemselves) {
+  if (!subject().serves_signs()) GTEST_SKIP() << subject().name() << " has no index of signs";
+  for (int round = 0; round < subject().rounds(20); ++round) {
+    const BatchShape shape = AnyBatch(random_);
+    SignLane signs(shape, random_.OneIn(2), static_cast<std::uint32_t>(random_.Between(60, 400)),
+                   random_);
+    const SelectionRule shared = {.rate = 0.2, .judge = SelectionRule::Judge::kLogit};
+    SelectionRule rule = shared;
+    rule.each_query = true;
+    TestBatch batch(shape, random_);
+    AddNewest(batch, *signs.lane, static_cast<std::uint32_t>(random_.Between(2, 12)));
+    batch.items()[0].selection = &rule;
+    const AttendBatch& all = batch.batch();
+    const AttendItem& item = all.items[0];
+    InlineExecutor executor;
+    EXPECT_EQ(subject().Run(all, executor).status, AttendStatus::kBadTile) << "was not split";
+    PerHeadItems items;
+    items.Add(all, item);
+    const AttendResult result = items.ForEachBatch(
+        all, [&](const AttendBatch& apart) { return subject().Run(apart, executor); },
+        [](const AttendResult& ran) { return ran.status == AttendStatus::kOk; });
+    ASSERT_EQ(result.status, AttendStatus::kOk);
+    const LayerGeometry& geometry = all.geometry;
+    const std::size_t query_row = geometry.head_dim * ElementBytes(geometry.type);
+    const std::size_t row = geometry.head_dim * ElementBytes(all.output_type);
+    for (std::uint32_t q = 0; q < item.queries; ++q) {
+      Buffer output(geometry.query_heads * row);
+      std::vector<float> lse(geometry.query_heads);
+      AttendItem alone = item;
+      alone.queries = 1;
+      alone.first_query_position += q;
+      alone.query =
+          static_cast<const std::byte*>(item.query) + q * geometry.query_heads * query_row;
+      alone.output = output.data();
+      alone.lse = lse.data();
+      alone.selection = &shared;
+      AttendBatch one = all;
+      one.items = {&alone, 1};
+      ASSERT_EQ(subject().Run(one, executor).status, AttendStatus::kOk);
+      for (std::uint32_t h = 0; h < geometry.group(); ++h) {
+        const std::uint32_t head = item.kv_head * geometry.group() + h;
+        const std::size_t index = std::size_t{q} * geometry.query_heads + head;
+        EXPECT_EQ(std::memcmp(static_cast<const std::byte*>(item.output) + index * row,
+                              output.data() + head * row, row),
+                  0)
+            << "query " << q << " of head " << head;
+        EXPECT_EQ(std::memcmp(item.lse + index, &lse[head], sizeof(float)), 0);
+      }
+    }
+    if (HasFailure()) return;
   }
 }
 

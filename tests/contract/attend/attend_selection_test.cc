@@ -364,7 +364,7 @@ TEST_P(AttendSelection, HeadsMayChooseForThemselves) {
     const AttendBatch& all = batch.batch();
     const AttendItem& item = all.items[0];
     PerHeadItems items;
-    items.Add(all.geometry, item);
+    items.Add(all, item);
     CollectByItem chosen;
     chosen.runs.resize(all.geometry.group());
     const AttendResult result = items.ForEachBatch(

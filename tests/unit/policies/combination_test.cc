@@ -28,7 +28,8 @@ std::string CombinationError(std::string_view text) {
 
 // All pairs of terms without options, compared with the rules: dense only alone; one term per
 // aspect; value types only for packed rows; with think no selection and no token policy that
-// continues while decoding; no such policy with a merging one; planes only alone.
+// continues while decoding; no such policy with a merging one; planes with no other selection than
+// signs, and no value types; signs not beside rows that drop channels.
 TEST(Combination, AllPairs) {
   for (const TermKind* one : TermKinds()) {
     for (const TermKind* other : TermKinds()) {
@@ -40,8 +41,14 @@ TEST(Combination, AllPairs) {
         return kind.tokens != nullptr && kind.tokens->advance != nullptr;
       };
       const bool any_continues = continues(*one) || continues(*other);
-      const bool planes = one->name == "planes" || other->name == "planes";
-      const bool legal = !planes && !(thinks && (is(Decides::kSelection) || any_continues)) &&
+      const auto named = [&](std::string_view name) {
+        return one->name == name || other->name == name;
+      };
+      const bool refused_by_planes =
+          named("planes") && (is(Decides::kValues) || (is(Decides::kSelection) && !named("signs")));
+      const bool refused_by_signs = named("signs") && (named("mosaickv") || thinks);
+      const bool legal = !refused_by_planes && !refused_by_signs &&
+                         !(thinks && (is(Decides::kSelection) || any_continues)) &&
                          !(is(Decides::kMerging) && any_continues) &&
                          one->decides != other->decides && !is(Decides::kNothing) &&
                          (!is(Decides::kValues) || is(Decides::kPacking));
@@ -76,6 +83,19 @@ TEST(Combination, PresetsAndTheOptionsThatTheySet) {
             "policy, character 14: planes: key is given twice");
   EXPECT_EQ(CombinationError("planes:small,near"),
             "policy, character 14: planes: near sets key, which is given already");
+}
+
+TEST(Combination, SignsAreAnIndexOfPlanesOrOfDenseRows) {
+  EXPECT_EQ(ParsePolicy("signs:floor=64+planes")->text, "planes+signs:floor=64");
+  EXPECT_EQ(ParsePolicy("signs:choice=call,rate=.25")->text, "signs:rate=0.25,choice=call");
+  EXPECT_TRUE(ParsePolicy("signs")->selection->rule.each_query);
+  EXPECT_FALSE(ParsePolicy("signs:choice=call")->selection->rule.each_query);
+  EXPECT_EQ(ParsePolicy("signs")->selection->rule.floor, 2048u);
+  EXPECT_THAT(CombinationError("signs+mosaickv"), HasSubstr("have no index of signs"));
+  EXPECT_THAT(CombinationError("think+signs"), HasSubstr("rows with dropped key channels"));
+  EXPECT_THAT(CombinationError("signs+quest"), HasSubstr("both decide what attention reads"));
+  EXPECT_THAT(CombinationError("signs+int8"), HasSubstr("no term packs rows"));
+  EXPECT_THAT(CombinationError("planes+quest"), HasSubstr("their index is signs"));
 }
 
 TEST(Combination, TwoSelections) {

@@ -40,8 +40,9 @@ inline auto FieldsOf(const PlanesPolicy& planes) {
 
 inline auto FieldsOf(const SelectionPolicy& selection) {
   const auto& [rule, dense_layers] = selection;
-  const auto& [rate, entries, floor, judge, first_block, counts_tail, each_head] = rule;
-  return std::tie(dense_layers, rate, entries, floor, judge, first_block, counts_tail, each_head);
+  const auto& [rate, entries, floor, judge, first_block, counts_tail, each_head, each_query] = rule;
+  return std::tie(dense_layers, rate, entries, floor, judge, first_block, counts_tail, each_head,
+                  each_query);
 }
 
 template <typename T>
@@ -51,13 +52,14 @@ bool SameParts(const std::optional<T>& a, const std::optional<T>& b) {
 }
 
 inline bool Same(const Policy& a, const Policy& b) {
-  const auto& [a_text, a_tokens, a_merging, a_mosaic, a_planes, a_channels, a_summaries,
+  const auto& [a_text, a_tokens, a_merging, a_mosaic, a_planes, a_channels, a_summaries, a_signs,
                a_selection] = a;
-  const auto& [b_text, b_tokens, b_merging, b_mosaic, b_planes, b_channels, b_summaries,
+  const auto& [b_text, b_tokens, b_merging, b_mosaic, b_planes, b_channels, b_summaries, b_signs,
                b_selection] = b;
   return a_tokens == b_tokens && a_merging == b_merging && SameParts(a_mosaic, b_mosaic) &&
          SameParts(a_planes, b_planes) && SameParts(a_channels, b_channels) &&
-         SameParts(a_summaries, b_summaries) && SameParts(a_selection, b_selection);
+         SameParts(a_summaries, b_summaries) && a_signs == b_signs &&
+         SameParts(a_selection, b_selection);
 }
 
 }  // namespace tessera::policies

@@ -65,7 +65,7 @@ TEST(Packing, ExactlyTheFormsThatAreServedAreAccepted) {
     packing.set_channels(random.OneIn(2) ? 0 : number(head_dim + 1));
     packing.set_group(number(4));
     packing.set_values(static_cast<v1::ValueType>(random.Below(6)));
-    packing.set_summary(static_cast<v1::BlockSummary>(random.Below(4)));
+    packing.set_summary(static_cast<v1::BlockSummary>(random.Below(5)));
     packing.set_block(random.OneIn(2) ? 0 : number(17));
     const bool rotated = random.OneIn(2);
     const absl::StatusOr<TileShape> shape = ToTileShape(packing, Geometry(head_dim), rotated);
@@ -94,6 +94,16 @@ TEST(Packing, ExactlyTheFormsThatAreServedAreAccepted) {
     ASSERT_EQ(static_cast<int>(shape->summary), packing.summary());
   }
   EXPECT_GT(accepted, 1000);
+}
+
+TEST(Packing, SignsNeedAPolicy) {
+  v1::Packing packing;
+  packing.set_kept_channels(16);
+  packing.set_summary(v1::BLOCK_SUMMARY_SIGNS);
+  const absl::StatusOr<TileShape> shape = ToTileShape(packing, Geometry(64), /*rotated=*/false);
+  EXPECT_EQ(shape.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_NE(shape.status().message().find("set a policy with signs"), std::string::npos)
+      << shape.status();
 }
 
 TEST(Rotations, OrthonormalRowsPassInEveryTypeAndSize) {

@@ -26,7 +26,7 @@ TEST(MessageJsonTest, NumbersAreNumbersAndWordsAreShort) {
             "\"kept_channels\":0,\"group\":0,\"summary\":\"min_max\",\"block\":0,\"tile_bytes\":0,"
             "\"rotation_bytes\":0,\"provisional\":false,\"key_loss\":0.25,\"value_loss\":0,"
             "\"value_channels\":0,\"value_kept_channels\":0,\"first_position\":0,"
-            "\"table_bytes\":0}],\"offloaded_bytes\":0}");
+            "\"table_bytes\":0,\"summary_bytes\":0}],\"offloaded_bytes\":0}");
 }
 
 TEST(MessageJsonTest, MapsAreObjectsAndAbsentMessagesAreNull) {

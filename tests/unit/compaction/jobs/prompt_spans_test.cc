@@ -1,10 +1,11 @@
-// Spans of tokens that arrived as prompts.
+// Spans of tokens that arrived as prompts, and where choices end because of them.
 #include "daemon/compaction/jobs/prompt_spans.h"
 
 #include <gmock/gmock.h>
 
 #include <vector>
 
+#include "daemon/compaction/lanes/layer_choice.h"
 #include "tests/fakes/seed.h"
 
 namespace tessera::compaction {
@@ -38,6 +39,34 @@ TEST(PromptSpans, AreRunsOfTokens) {
                   tokens.begin() + static_cast<std::ptrdiff_t>(end), true);
       }
       ASSERT_EQ(spans.spans(), RunsOf(tokens));
+    }
+  }
+}
+
+// Before a prompt, at its end, and after every 32 tokens that were decoded since.
+TEST(PromptSpans, ChoicesStopAtThemAndAtWholeTilesBetween) {
+  TestRandom random;
+  for (int round = 0; round < 200; ++round) {
+    std::vector<bool> tokens(400);
+    PromptSpans spans;
+    for (std::uint64_t prompts = random.Below(4); prompts > 0; --prompts) {
+      const std::uint64_t begin = random.Below(300);
+      const std::uint64_t end = random.Between(begin, 300);
+      spans.Add(begin, end);
+      std::fill(tokens.begin() + static_cast<std::ptrdiff_t>(begin),
+                tokens.begin() + static_cast<std::ptrdiff_t>(end), true);
+    }
+    std::vector<bool> stops(tokens.size() + 1);
+    std::uint64_t decoded = 0;
+    for (std::size_t t = 1; t <= tokens.size(); ++t) {
+      const bool next = t < tokens.size() && tokens[t];
+      decoded = tokens[t - 1] ? 0 : decoded + 1;
+      stops[t] = tokens[t - 1] != next || (decoded > 0 && decoded % 32 == 0);
+    }
+    for (std::uint64_t decided = 0; decided + 33 < tokens.size(); ++decided) {
+      std::uint64_t expected = decided + 1;
+      while (!stops[expected]) ++expected;
+      ASSERT_EQ(StopAfter(spans.spans(), decided), expected) << "after " << decided;
     }
   }
 }

@@ -16,22 +16,15 @@
 #include "daemon/compaction/lanes/rope_shift.h"
 #include "tests/fakes/gpu/host_key_scorer.h"
 #include "tests/unit/compaction/compaction_fixture.h"
+#include "tests/unit/compaction/jobs/oracle_lanes.h"
 
 namespace tessera::compaction {
 
 class TokenOracle {
  public:
-  struct Entry {
-    std::uint64_t position = 0;
-    float weight = 1;
-    std::vector<std::byte> key;
-    std::vector<std::byte> value;
-  };
-  struct Lane {
-    std::vector<Entry> entries;
-    std::uint64_t tail_start = 0;
-  };
-  using Layer = std::vector<Lane>;  // by kv head
+  using Entry = OracleEntry;
+  using Lane = OracleLane;
+  using Layer = OracleLayer;
   // The possible outcomes per layer.
   using Outcomes = std::vector<std::vector<Layer>>;
 
@@ -93,6 +86,10 @@ class TokenOracle {
       const std::uint32_t decides = policies::DecidesFor(policy, layer);
       // A job triggered by decoded tokens leaves an incomplete prompt alone.
       for (const bool leaves_open : {false, true}) {
+        if (HasStops(policy)) {
+          AddStops(track, policy, *managed, layer, leaves_open, outcomes[layer]);
+          continue;
+        }
         const auto decided = Decided(track, policy, *managed, decides, leaves_open);
         if (!decided.has_value()) continue;
         outcomes[layer].push_back(After(track, policy, layer, decided->first, decided->second));
@@ -155,7 +152,8 @@ class TokenOracle {
       const std::string where =
           "layer " + std::to_string(lane.layer) + " head " + std::to_string(lane.kv_head) + ": ";
       const Lane& expected = layers_[lane.layer][lane.kv_head];
-      std::string wrong = LaneShows(view, lane, expected, turned);
+      std::string wrong =
+          LaneShows(view, lane, expected, turned, model_->layout().tile(lane.layer).row_bytes());
       if (wrong.empty()) wrong = TailShows(view, lane, expected, track);
       if (!wrong.empty()) return where + wrong;
     }
@@ -201,13 +199,40 @@ class TokenOracle {
     return left;
   }
 
+  // A job makes choices that end at stops. It may find the tokens up to the next one missing.
+  void AddStops(const Track& track, const policies::Policy& policy, ManagedSequence& managed,
+                std::uint32_t index, bool leaves_open, std::vector<Layer>& outcomes) {
+    const Layer before = layers_[index];
+    std::uint64_t decided = managed.decided_until(index);
+    for (bool more = true; more;) {
+      const std::uint64_t stop = StopAfter(managed.prompts(), decided);
+      const auto decision = Decided(track, policy, managed, index, leaves_open,
+                                    Progress{.until = decided, .stop = stop});
+      if (!decision.has_value()) break;
+      layers_[index] = After(track, policy, index, decision->first, decision->second);
+      outcomes.push_back(layers_[index]);
+      more = std::ranges::any_of(before, [&](const Lane& lane) {
+        return !lane.entries.empty() && lane.entries.back().position >= stop;
+      });
+      decided = stop;
+    }
+    layers_[index] = before;
+  }
+
   using Decision = std::pair<policies::LayerDecision, std::vector<std::uint64_t>>;
+  // The tokens that were decided about before, and where the choice ends.
+  struct Progress {
+    std::uint64_t until;
+    std::uint64_t stop;
+  };
   std::optional<Decision> Decided(const Track& track, const policies::Policy& policy,
-                                  ManagedSequence& managed, std::uint32_t index,
-                                  bool leaves_open) const {
+                                  ManagedSequence& managed, std::uint32_t index, bool leaves_open,
+                                  std::optional<Progress> progress = std::nullopt) const {
     ManagedSequence::ManagedLayer& kept = managed.layer(index);
     MutexLock lock(kept.mutex);
     const LayerState& state = kept.state;
+    const std::uint64_t decided =
+        progress.has_value() ? progress->until : state.decided_until.load();
     std::uint64_t begin = ~std::uint64_t{0};
     std::uint64_t end = 0;
     for (std::uint32_t head = 0; head < layers_[index].size(); ++head) {
@@ -220,7 +245,7 @@ class TokenOracle {
     begin = end == 0 ? 0 : begin;
     const std::vector<policies::TokenSpan> all_prompts = managed.prompts();
     if (leaves_open && !all_prompts.empty() && all_prompts.back().end >= end) {
-      end = std::min(end, std::max<std::uint64_t>(all_prompts.back().begin, state.decided_until));
+      end = std::min(end, std::max(all_prompts.back().begin, decided));
     }
     const std::vector<policies::HeadQueries> queries = state.observation.queries();
     const auto shown_from = [&](std::uint64_t token) {
@@ -230,19 +255,20 @@ class TokenOracle {
       }
       return token;
     };
-    bool advances = policies::Continues(policy) && state.decided_until > 0;
+    bool advances = policies::Continues(policy) && decided > 0;
     if (policies::NeedsOf(policy).decode_queries) {
       advances |= begin == 0 && shown_from(0) >= end;
       if (advances) {
-        std::uint64_t until = shown_from(state.decided_until);
+        std::uint64_t until = shown_from(decided);
         for (const policies::TokenSpan& span : all_prompts) {  // a whole prompt, or nothing
           if (span.begin < until && until < std::min(span.end, end)) {
-            until = std::max<std::uint64_t>(span.begin, state.decided_until);
+            until = std::max(span.begin, decided);
           }
         }
         end = std::min(end, until);
       }
     }
+    if (progress.has_value()) end = std::min(end, progress->stop);
     const std::uint64_t from = ChoosesFromAll(policy) ? 0 : begin;
 
     struct LaneData {
@@ -270,7 +296,7 @@ class TokenOracle {
         absolute.push_back(entries[i].position);
         lane.positions.push_back(entries[i].position - from);
         lane.weights.push_back(entries[i].weight);
-        held.back() += entries[i].position < state.decided_until;
+        held.back() += entries[i].position < decided;
       }
       lane.sums = state.observation.SumsAt(head, absolute);
       all_sums &= lane.sums.size() == absolute.size();
@@ -399,25 +425,6 @@ class TokenOracle {
   }
 
   // ---- Entries that a description reports
-  static bool Matches(const cache::Sequence::Description& shown, std::uint32_t layer,
-                      const Layer& expected) {
-    return std::ranges::all_of(shown.lanes, [&](const auto& lane) {
-      if (lane.layer != layer) return true;
-      const std::vector<Entry>& entries = expected[lane.kv_head].entries;
-      if (lane.positions.size() != entries.size() || lane.entries != entries.size()) return false;
-      for (std::size_t i = 0; i < entries.size(); ++i) {
-        if (lane.positions[i] != entries[i].position) return false;
-        if (lane.weights[i] != entries[i].weight) return false;
-      }
-      return true;
-    });
-  }
-  static bool HasPacked(const cache::Sequence::Description& shown, std::uint32_t layer) {
-    return std::ranges::any_of(shown.lanes, [&](const auto& lane) {
-      return lane.layer == layer &&
-             std::ranges::any_of(lane.runs, [](const auto& run) { return run.shape.packed(); });
-    });
-  }
   void KeepShown(const cache::Sequence::Description& shown, std::uint32_t layer) {
     for (const auto& lane : shown.lanes) {
       if (lane.layer != layer) continue;
@@ -425,49 +432,6 @@ class TokenOracle {
         return !std::ranges::binary_search(lane.positions, entry.position);
       });
     }
-  }
-
-  std::string LaneShows(const cache::SequenceView& view, const cache::SequenceView::LaneOf& lane,
-                        const Lane& expected, bool turned) const {
-    const std::size_t row_bytes = model_->layout().tile(lane.layer).row_bytes();
-    std::size_t next = 0;
-    for (std::uint32_t s = 0; s < lane.resolved.segments; ++s) {
-      const kernels::SegmentView& segment = view.segments[lane.first_segment + s];
-      const kernels::TileLayout at = kernels::LayoutOf(segment.shape);
-      if (segment.entries == 0) return "an empty segment";
-      for (std::uint32_t e = 0; e < segment.entries; ++e, ++next) {
-        if (next == expected.entries.size()) return "more entries than there should be";
-        const Entry& entry = expected.entries[next];
-        const std::uint32_t row = e % kernels::kTileEntries;
-        const std::byte* const tile =
-            segment.arena + segment.tile_offsets[e / kernels::kTileEntries];
-        std::uint32_t offset = e;
-        if (segment.shape.positions) std::memcpy(&offset, tile + at.positions + 4 * row, 4);
-        float weight = 1;
-        if (segment.shape.weights) std::memcpy(&weight, tile + at.weights + 4 * row, 4);
-        const std::string name = "entry " + std::to_string(next) + " of segment " +
-                                 std::to_string(s) + " (" + std::to_string(entry.position) + ") ";
-        if (segment.first_position + offset != entry.position) {
-          return name + "is at " + std::to_string(segment.first_position + offset);
-        }
-        if (weight != entry.weight) return name + "weighs " + std::to_string(weight);
-        if (e + 1 == segment.entries && segment.position_span != offset + 1) {
-          return name + "is not what the segment ends with";
-        }
-        if (segment.shape.packed()) continue;
-        const auto same = [&](std::uint32_t array, const std::vector<std::byte>& bytes) {
-          return std::memcmp(tile + array + row * row_bytes, bytes.data(), row_bytes) == 0;
-        };
-        if (!turned && !same(at.key_data, entry.key)) return name + "has another's key";
-        if (!same(at.value_data, entry.value)) return name + "has another's value";
-      }
-    }
-    if (next != expected.entries.size()) return "has " + std::to_string(next) + " entries";
-    if (lane.resolved.entries != next) return "counts other entries";
-    if (lane.resolved.segments > 0 && lane.resolved.tail_start != expected.tail_start) {
-      return "the tail starts elsewhere";
-    }
-    return "";
   }
 
   std::string TailShows(const cache::SequenceView& view, const cache::SequenceView::LaneOf& lane,

@@ -101,6 +101,15 @@ TEST_P(PackedChoices, AShortBeginningIsPackedWithWhatComesBehind) {
   }
 }
 
+// A worker need not say that a prompt has ended: decoded tokens do.
+TEST_P(PackedChoices, DecodedTokensEndAPrompt) {
+  Track track = NewTrack(*policies::ParsePolicy("streaming:sink=2,recent=100" + kPackedAtOnce));
+  Append(track, 200, 1);
+  DecodeSome(track, 160);
+  const std::uint64_t entries = Entries(track, /*packed=*/true) + Entries(track, false);
+  EXPECT_LE(entries, 102 + 2 * kernels::kTileEntries);
+}
+
 // A prompt that waits for its decision is not sealed. If there is no room for raw copies, it does
 // not stop later rows from being packed.
 TEST_P(PackedChoices, APromptThatWaitsForItsChoiceIsLeftToIt) {

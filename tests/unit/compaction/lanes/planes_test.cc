@@ -8,9 +8,11 @@
 
 #include "daemon/base/strings.h"
 #include "daemon/cache/segment/book_shelf.h"
+#include "daemon/cache/sequence/join.h"
 #include "daemon/policies/grammar/parse.h"
 #include "gtest/gtest.h"
 #include "kernels/dispatch/implementation.h"
+#include "kernels/strategy/aligned_bytes.h"
 #include "tests/unit/compaction/compactor_fixture.h"
 
 namespace tessera::compaction {
@@ -81,6 +83,60 @@ class Planes : public CompactorTest {
     }
     return "";
   }
+  // Empty if every index of signs is that of the track's rows, coded anew with the same book.
+  std::string IndexProblem(const Track& track) {
+    const kernels::Operations& operations = kernels::OperationsOf(cache::ReferenceKernels());
+    const cache::SequenceView view = View(track);
+    std::uint64_t indexed = 0;
+    for (const cache::SequenceView::LaneOf& lane : view.lanes) {
+      std::uint64_t token = 0;
+      for (std::uint32_t i = 0; i < lane.resolved.segments; ++i) {
+        const kernels::SegmentView& segment = view.segments[lane.first_segment + i];
+        const bool signs = segment.shape.summary == kernels::Summary::kSigns;
+        for (std::uint32_t tile = 0; signs && tile * 32 < segment.entries; ++tile) {
+          const std::uint32_t rows = std::min(32u, segment.entries - tile * 32);
+          if (rows < 32) continue;  // the last tile of a cut segment indexes more rows
+          if (!HasIndexOf(operations, track, lane, segment, tile, token + tile * 32)) {
+            return Concat("layer ", lane.layer, ", segment ", i, ", tile ", tile);
+          }
+          indexed += rows;
+        }
+        token += segment.entries;
+      }
+    }
+    return indexed > 0 ? "" : "no row has an index";
+  }
+  bool HasIndexOf(const kernels::Operations& operations, const Track& track,
+                  const cache::SequenceView::LaneOf& lane, const kernels::SegmentView& segment,
+                  std::uint32_t tile, std::uint64_t first) {
+    const kernels::DenseTile dense = model_->layout().tile(lane.layer);
+    const kernels::TileLayout layout = kernels::LayoutOf(segment.shape);
+    kernels::AlignedBytes keys(32 * dense.row_bytes()), values(32 * dense.row_bytes());
+    for (std::uint32_t i = 0; i < 32; ++i) {
+      const std::uint64_t stamp = track.stamps[first + i];
+      DrawRow(stamp, {lane.layer, lane.kv_head, cache::RowKind::kKey}, dense,
+              keys.data() + i * dense.row_bytes());
+      DrawRow(stamp, {lane.layer, lane.kv_head, cache::RowKind::kValue}, dense,
+              values.data() + i * dense.row_bytes());
+    }
+    kernels::AlignedBytes prepared(operations.prepared_bytes(segment.shape, dense.type));
+    operations.prepare_encode(segment.shape, dense.type, segment.rotation, prepared.data());
+    kernels::AlignedBytes to(layout.bytes), index(layout.summary_bytes);
+    EXPECT_TRUE(operations.encode({.key = keys.data(),
+                                   .value = values.data(),
+                                   .stride = dense.row_bytes(),
+                                   .type = dense.type,
+                                   .rows = 32,
+                                   .weights = nullptr,
+                                   .positions = nullptr,
+                                   .shape = segment.shape,
+                                   .layout = layout,
+                                   .prepared = prepared.data(),
+                                   .tile = to.data(),
+                                   .summaries = index.data()}));
+    return std::memcmp(index.data(), segment.arena + segment.summary_offsets[tile],
+                       layout.summary_bytes) == 0;
+  }
   void AddTile(const Track& track, const cache::SequenceView::LaneOf& lane,
                const kernels::SegmentView& segment, std::uint32_t tile, std::uint64_t first,
                Sums& keys, Sums& values) {
@@ -123,6 +179,60 @@ class Planes : public CompactorTest {
     }
   }
 };
+
+TEST_F(Planes, SignsIndexDenseRowsWithoutChangingThem) {
+  Track track = Compressed(1300, "signs");
+  EXPECT_EQ(FormsOf(track), Expected({{"plain", 32}, {"summed up", 1120}, {"plain", 148}}));
+  EXPECT_EQ(Near(track), "");
+  EXPECT_EQ(IndexProblem(track), "");
+  Decode(track, 70, 1);
+  RunAll();
+  EXPECT_EQ(FormsOf(track), Expected({{"plain", 32}, {"summed up", 1184}, {"plain", 128}}));
+  Track child = Fork(track);
+  Truncate(child, 800);
+  Append(child, 400, 1);
+  CompressAll(child);
+  EXPECT_EQ(Near(child), "");
+  EXPECT_EQ(IndexProblem(child), "");
+  EXPECT_EQ(IndexProblem(track), "");
+}
+
+TEST_F(Planes, SignsIndexPlanes) {
+  Track track = Compressed(700, Concat(kPlanes, "+signs"));
+  EXPECT_EQ(FormsOf(track), Expected({{"plain", 32}, {"64 kept", 576}, {"plain", 92}}));
+  EXPECT_EQ(Near(track), "");
+  EXPECT_EQ(IndexProblem(track), "");
+  const auto described = track.sequence->Describe(/*lanes=*/true);
+  const cache::SegmentRun& run = described.lanes.front().runs[1];
+  EXPECT_EQ(run.shape.summary, kernels::Summary::kSigns);
+  EXPECT_EQ(run.summary_bytes % 64, 0u);
+  EXPECT_GE(run.summary_bytes, 576u * (model_->geometry(0).head_dim / 16 + 1));
+  EXPECT_LT(run.summary_bytes, run.tile_bytes);
+  for (int round = 0; round < 6; ++round) {
+    Decode(track, random_.Between(1, 90), 1);
+    RunAll();
+    ASSERT_EQ(IndexProblem(track), "");
+  }
+}
+
+TEST_F(Planes, JoinedSegmentsKeepTheirIndex) {
+  Track track = Compressed(500, Concat(kPlanes, "+signs"));
+  for (int fork = 0; fork < 5; ++fork) {
+    Track child = Fork(track);
+    Append(child, 100, 1);
+    CompressAll(child);
+    track = std::move(child);
+  }
+  const std::size_t before = FormsOf(track).size();
+  const absl::Status joined =
+      track.sequence->Recode({.lane = 0, .whole = true}, [&](const cache::OpenRun& run) {
+        return cache::JoinShortSegments(track.sequence->memory(), run);
+      });
+  ASSERT_TRUE(joined.ok()) << joined;
+  EXPECT_LT(FormsOf(track).size(), before);
+  EXPECT_EQ(Near(track), "");
+  EXPECT_EQ(IndexProblem(track), "");
+}
 
 TEST_F(Planes, AreMadeOfAllButSinksAndNewest) {
   Track track = Compressed(500);
