@@ -23,6 +23,7 @@
 #include "daemon/base/scheduler.h"
 #include "daemon/base/strings.h"
 #include "daemon/base/version.h"
+#include "daemon/cache/segment/book_library.h"
 #include "daemon/cache/tenant/node.h"
 #include "daemon/cluster/events/event_publisher.h"
 #include "daemon/cluster/events/event_queue.h"
@@ -59,6 +60,7 @@ namespace tessera {
 namespace {
 
 absl::StatusOr<std::unique_ptr<cache::Node>> BuildNode(const config::Config& config,
+                                                       const cache::BookLibrary& library,
                                                        device::Device& device, const Clock& clock,
                                                        cache::BlockEventSink* blocks,
                                                        std::function<void()> on_attention) {
@@ -80,6 +82,7 @@ absl::StatusOr<std::unique_ptr<cache::Node>> BuildNode(const config::Config& con
   options.tenant_template.prefix_hash_seed = config.prefix_hash_seed;
   options.tenant_template.pin_limit = config.pin_limit;
   options.tenant_template.clock = &clock;
+  options.tenant_template.loaded_books = &library;
   options.tenant_template.on_attention = std::move(on_attention);
   options.tenant_template.blocks = blocks;
   return cache::Node::Create(options);
@@ -233,9 +236,11 @@ int Serve(const config::Invocation& invocation, const Source& source, device::Fi
                              Concat("compactor_cpus: ", scheduler.status().message())));
   }
 
+  const absl::StatusOr<cache::BookLibrary> library = cache::BookLibrary::Load(config.books);
+  if (!library.ok()) return Fail(library.status(), kBadConfiguration);
   cluster::EventQueue block_events;
-  absl::StatusOr<std::unique_ptr<cache::Node>> node =
-      BuildNode(config, device, clock, config.kv_events ? &block_events : nullptr, [&server] {
+  absl::StatusOr<std::unique_ptr<cache::Node>> node = BuildNode(
+      config, *library, device, clock, config.kv_events ? &block_events : nullptr, [&server] {
         if (*server != nullptr) (*server)->Attention();
       });
   if (!node.ok()) return Fail(node.status());

@@ -21,6 +21,7 @@ SET_BY_CHART = {
     "tls_key_file": "tcp.tls",
     "tls_client_ca_file": "tcp.tls.clientCa",
     "tenants": "tenants",
+    "books": "nothing: the chart mounts no book files",
 }
 
 

@@ -71,6 +71,8 @@ CommandSpec GenerateSpec();
 int RunGenerate(std::span<const std::string_view> args);
 CommandSpec EvalSpec();
 int RunEval(std::span<const std::string_view> args);
+CommandSpec CalibrateSpec();
+int RunCalibrate(std::span<const std::string_view> args);
 CommandSpec BenchSpec();
 CommandSpec BenchSpecOf(const bench::Benchmark& benchmark);
 int RunBench(std::span<const std::string_view> args);

@@ -17,6 +17,7 @@ constexpr Command kPolicies[] = {{PoliciesSpec, RunPolicies}, {ExplainSpec, RunE
 constexpr Command kTry[] = {{WorkerSpec, RunWorker},
                             {GenerateSpec, RunGenerate},
                             {EvalSpec, RunEval},
+                            {CalibrateSpec, RunCalibrate},
                             {BenchSpec, RunBench}};
 constexpr Command kMore[] = {{HelpSpec, RunHelp}, {CompletionSpec, RunCompletion}};
 

@@ -81,6 +81,7 @@ struct Config {
   std::uint32_t compactor_threads = 2;
   std::vector<std::uint32_t> compactor_cpus;  // ascending, each once; empty: any
   std::chrono::milliseconds compactor_linger{0};
+  std::vector<std::string> books;  // paths of book files
   std::uint64_t raw_copy_bytes = 0;
   std::optional<std::uint64_t> host_tier_bytes;  // 0: no offloading; nullopt: derived
   std::chrono::milliseconds offload_idle{1000};

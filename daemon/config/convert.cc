@@ -128,6 +128,7 @@ absl::StatusOr<Config> FromMessage(const DaemonConfig& message) {
       config.max_prefixes_per_tenant);
   set(message.has_prefix_hash_seed(), message.prefix_hash_seed(), config.prefix_hash_seed);
   set(message.has_max_message_bytes(), message.max_message_bytes(), config.max_message_bytes);
+  config.books = {message.books().begin(), message.books().end()};
   set(message.has_compactor_threads(), message.compactor_threads(), config.compactor_threads);
   set(message.has_raw_copy_bytes(), message.raw_copy_bytes(), config.raw_copy_bytes);
   set(message.has_host_tier_bytes(), message.host_tier_bytes(), config.host_tier_bytes);
@@ -178,6 +179,7 @@ DaemonConfig ToMessage(const Config& config) {
   message.set_prefix_hash_seed(config.prefix_hash_seed);
   message.set_max_message_bytes(config.max_message_bytes);
   message.set_compactor_threads(config.compactor_threads);
+  for (const std::string& path : config.books) message.add_books(path);
   message.set_compactor_cpus(FormatCpuList(config.compactor_cpus));
   message.set_raw_copy_bytes(config.raw_copy_bytes);
   if (config.host_tier_bytes.has_value()) {

@@ -30,7 +30,7 @@ struct FlagRow {
 };
 
 // One row per field of DaemonConfig except `tenants`. The message defines the types.
-constexpr std::array<FlagRow, 40> kRows = {{
+constexpr std::array<FlagRow, 41> kRows = {{
     {"listen", "ADDRESS", "listen",
      "Address to listen on: unix:PATH or HOST:PORT. {uuid} in PATH is the UUID of the device. "
      "Repeat "
@@ -90,6 +90,9 @@ constexpr std::array<FlagRow, 40> kRows = {{
      "Number of threads that encode tails and compute strategies."},
     {"compactor-cpus", "LIST", "compactor_cpus",
      "CPUs that the compactor threads are pinned to, e.g. 2-3,8. Empty: any."},
+    {"book", "FILE", "books",
+     "Book file for planes:book=NAME, made by tessera calibrate. Repeat it or separate files by "
+     "commas."},
     {"raw-copy-bytes", "BYTES", "raw_copy_bytes",
      "Host memory for raw copies and observations, shared equally by the tenants. 0: 6 % of the "
      "host's memory."},
@@ -188,7 +191,11 @@ absl::Status SetField(const FlagRow& row, std::string_view value, DaemonConfig& 
 std::string DefaultText(const FlagRow& row, const DaemonConfig& defaults) {
   const FieldDescriptor* field = FieldOf(row);
   const google::protobuf::Reflection* reflection = defaults.GetReflection();
-  if (field->is_repeated()) return reflection->GetRepeatedString(defaults, field, 0);
+  if (field->is_repeated()) {
+    return reflection->FieldSize(defaults, field) == 0
+               ? "none"
+               : reflection->GetRepeatedString(defaults, field, 0);
+  }
   switch (field->cpp_type()) {
     case FieldDescriptor::CPPTYPE_STRING: {
       const std::string text = reflection->GetString(defaults, field);
@@ -323,6 +330,7 @@ absl::StatusOr<Flags> ParseFlags(std::span<const std::string_view> args) {
 
 void MergeFlags(const DaemonConfig& overrides, DaemonConfig& message) {
   if (overrides.listen_size() > 0) message.clear_listen();
+  if (overrides.books_size() > 0) message.clear_books();
   message.MergeFrom(overrides);
 }
 

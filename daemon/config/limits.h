@@ -39,6 +39,7 @@ inline constexpr Range kDrainLimitMs = {0, 3'600'000};
 inline constexpr Range kTcpPeerLimitMs = {5000, 3'600'000};
 inline constexpr Range kSlowCallMs = {0, 3'600'000};
 inline constexpr Range kTenants = {1, 256};
+inline constexpr Range kBooks = {0, 64};
 
 // Host memory that the budget keeps for messages: 1/32 of it within these limits, and at most an
 // eighth.

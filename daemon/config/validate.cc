@@ -303,6 +303,9 @@ std::vector<absl::Status> FindProblems(const Config& config, const DeviceMemory&
       CheckRange("max_prefixes_per_tenant", config.max_prefixes_per_tenant, kMaxPrefixesPerTenant),
       CheckRange("max_message_bytes", config.max_message_bytes, kMaxMessageBytes),
       CheckRange("compactor_threads", config.compactor_threads, kCompactorThreads),
+      config.books.size() <= kBooks.max
+          ? absl::OkStatus()
+          : Refuse("books", Concat(config.books.size(), " files; at most ", kBooks.max)),
       CheckRange("raw_copy_bytes", config.raw_copy_bytes, kRawCopyBytes),
       CheckRange("host_tier_bytes", config.host_tier_bytes.value_or(0), kHostTierBytes),
       CheckRange("offload_idle_ms", milliseconds(config.offload_idle), kOffloadIdleMs),

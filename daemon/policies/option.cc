@@ -82,6 +82,9 @@ std::string LimitText(const Option& option) {
   if (option.type == OptionType::kSwitch) return "0 or 1";
   std::vector<std::string> words(option.words.begin(), option.words.end());
   for (const double number : option.possible) words.push_back(CountText(number));
+  if (option.type == OptionType::kName) {
+    words.push_back("a name of 1 to 64 letters, digits, '.', '_' and '-'");
+  }
   if (!words.empty()) return Alternatives(words);
   const std::string most = NumberText(option, option.most);
   if (option.above_least) {
@@ -124,11 +127,23 @@ absl::StatusOr<Value> ParseWord(const Option& option, std::string_view text) {
   return Refuse(text, Concat("is not ", LimitText(option), DidYouMean(text, option.words)));
 }
 
+absl::StatusOr<Value> ParseName(const Option& option, std::string_view text) {
+  const auto allowed = [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || IsDigit(c) || c == '.' || c == '_' ||
+           c == '-';
+  };
+  if (text.empty() || text.size() > kMaxName || !std::ranges::all_of(text, allowed)) {
+    return Refuse(text, Concat("is not ", LimitText(option)));
+  }
+  return Value{{}, {}, std::string(text)};
+}
+
 }  // namespace
 
 absl::StatusOr<Value> ParseValue(const Option& option, std::string_view text) {
   text = Trim(text);
   if (option.type == OptionType::kWord) return ParseWord(option, text);
+  if (option.type == OptionType::kName) return ParseName(option, text);
   Value value;
   for (bool more = true; more;) {
     const std::size_t bar = option.list ? text.find('|') : std::string_view::npos;
@@ -150,6 +165,7 @@ absl::StatusOr<Value> ParseValue(const Option& option, std::string_view text) {
 
 std::string ValueText(const Option& option, const Value& value) {
   if (option.type == OptionType::kWord) return std::string(value.word);
+  if (option.type == OptionType::kName) return value.name;
   std::string text;
   for (const double number : value.numbers) {
     Append(text, text.empty() ? "" : "|", NumberText(option, number));
@@ -167,6 +183,8 @@ std::string TypeText(const Option& option) {
       return "switch";
     case OptionType::kWord:
       return "word";
+    case OptionType::kName:
+      return "name";
   }
   return "unknown";
 }

@@ -18,6 +18,7 @@ enum class OptionType : std::uint8_t {
   kCount,   // a whole number; 64K is 65536, 1M is 1048576
   kSwitch,  // 0 or 1
   kWord,    // one of `words`
+  kName,    // one of `words`, or a name that the user has given to something
 };
 
 struct Option {
@@ -39,11 +40,15 @@ struct Option {
 
 inline constexpr std::size_t kMaxListed = 8;
 
+// Names have 1 to 64 letters, digits, '.', '_' and '-'.
+inline constexpr std::size_t kMaxName = 64;
+
 struct Value {
   // One number; lists have several, ascending. Counts are below 2^53, hence exact. Switches are 0
   // or 1.
   std::vector<double> numbers;
   std::string_view word;  // for kWord: one of the option's `words`
+  std::string name = {};  // for kName
 
   bool operator==(const Value&) const = default;
 };
@@ -75,6 +80,7 @@ class Values {
   std::uint32_t Count32(std::string_view name) const;
   bool Switch(std::string_view name) const { return Number(name) != 0; }
   std::string_view Word(std::string_view name) const { return value(name).word; }
+  const std::string& Name(std::string_view name) const { return value(name).name; }
   std::vector<std::uint32_t> Counts(std::string_view name) const;
 
  private:

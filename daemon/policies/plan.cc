@@ -42,7 +42,8 @@ BookPlan BookPlanOf(const Policy& policy, const kernels::LayerGeometry& geometry
                    .planes = {.key = planes.key.planes(), .value = planes.value.planes()},
                    .sinks = planes.sinks,
                    .recent = planes.recent,
-                   .book_rows = planes.book_rows};
+                   .book_rows = planes.book_rows,
+                   .book = planes.book};
   if (policy.signs) plan.shape = kernels::WithSigns(plan.shape);
   return plan;
 }

@@ -33,6 +33,9 @@ struct BookPlan {
   std::uint64_t sinks = 0;      // first tokens of a lane that stay as they are, in whole tiles
   std::uint64_t recent = 0;     // newest tokens that stay as they are
   std::uint64_t book_rows = 0;  // rows of a lane that its book is made from
+  std::string book{kAutoBook};  // as in PlanesPolicy
+
+  bool has_book_of_file() const { return book != kAutoBook && book != kOwnBook; }
 };
 // The policy must use books, and have passed CheckFor.
 BookPlan BookPlanOf(const Policy& policy, const kernels::LayerGeometry& geometry);

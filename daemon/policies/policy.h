@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "daemon/policies/token_options.h"
 #include "kernels/dispatch/attend.h"
@@ -34,6 +35,10 @@ struct MosaicPolicy {
   double pressed = 0;
 };
 
+// The daemon makes a book per lane of a model and tenant, or one for each segment.
+inline constexpr std::string_view kAutoBook = "auto";
+inline constexpr std::string_view kOwnBook = "own";
+
 // Stores rows as integer codes of a few bits (kernels/format/planes.h), coded with a book: a mean
 // and a rotation for each lane of the model.
 struct PlanesPolicy {
@@ -42,6 +47,10 @@ struct PlanesPolicy {
   std::uint64_t sinks = 4;         // first tokens of a lane that stay dense, in whole tiles
   std::uint64_t recent = 128;      // newest tokens that stay dense
   std::uint64_t book_rows = 1024;  // dense rows of a lane that its book is made from
+  // Where books come from: kAutoBook, kOwnBook, or the name of a file's book.
+  std::string book{kAutoBook};
+
+  bool has_book_of_file() const { return book != kAutoBook && book != kOwnBook; }
 };
 
 // Drops key channels, the same ones from every token but the newest; values are unchanged (ThinK).

@@ -154,6 +154,34 @@ void RotateCentred(const RowSpan& rows, const std::byte* rotation, const std::by
                      .padded_channels = rows.head_dim});
 }
 
+// Squared errors by plane.
+struct PlaneErrors {
+  std::array<double, kMaxPlanes> key = {};
+  std::array<double, kMaxPlanes> value = {};
+};
+
+// Adds those of the rows stored in a tile.
+void AddErrorsOfTile(const LaneRows& rows, const TileShape& shape, const RotationView& book,
+                     const std::byte* tile, const Operations& operations, PlaneErrors& errors) {
+  const std::uint32_t dim = shape.head_dim;
+  const auto count = static_cast<std::uint32_t>(rows.keys.count);
+  AlignedBytes decoded(2 * std::size_t{kTileEntries} * dim * sizeof(float));
+  auto* const keys = reinterpret_cast<float*>(decoded.data());
+  float* const values = keys + std::size_t{kTileEntries} * dim;
+  operations.decode({.tile = tile,
+                     .shape = shape,
+                     .layout = LayoutOf(shape),
+                     .rows = count,
+                     .padded_channels = dim,
+                     .keys = keys,
+                     .values = values});
+  FloatRows z;
+  RotateCentred(rows.keys, book.key, book.key_mean, operations, z);
+  AddErrors(z, keys, count, dim, shape.key_planes.planes(), errors.key);
+  RotateCentred(rows.values, book.value, book.value_mean, operations, z);
+  AddErrors(z, values, count, dim, shape.value_planes.planes(), errors.value);
+}
+
 // Measures the errors of all planes at one width.
 void MeasureWidth(const LaneRows& rows, std::size_t width, const Operations& operations,
                   Book& book) {
@@ -165,11 +193,7 @@ void MeasureWidth(const LaneRows& rows, std::size_t width, const Operations& ope
   AlignedBytes prepared(operations.prepared_bytes(shape, rows.keys.type));
   operations.prepare_encode(shape, rows.keys.type, view, prepared.data());
   AlignedBytes tile(layout.bytes);
-  AlignedBytes decoded(2 * std::size_t{kTileEntries} * dim * sizeof(float));
-  auto* const keys = reinterpret_cast<float*>(decoded.data());
-  float* const values = keys + std::size_t{kTileEntries} * dim;
-  std::array<double, kMaxPlanes> key_errors = {};
-  std::array<double, kMaxPlanes> value_errors = {};
+  PlaneErrors errors;
   const std::uint64_t measured = std::min(rows.keys.count, kErrorRows);
   for (std::uint64_t first = 0; first < measured; first += kTileEntries) {
     const auto count =
@@ -186,23 +210,13 @@ void MeasureWidth(const LaneRows& rows, std::size_t width, const Operations& ope
                        .prepared = prepared.data(),
                        .tile = tile.data(),
                        .summaries = nullptr});
-    operations.decode({.tile = tile.data(),
-                       .shape = shape,
-                       .layout = layout,
-                       .rows = count,
-                       .padded_channels = dim,
-                       .keys = keys,
-                       .values = values});
-    FloatRows z;
-    RotateCentred(rows.keys.Slice(first, count), view.key, view.key_mean, operations, z);
-    AddErrors(z, keys, count, dim, book.key.planes, key_errors);
-    RotateCentred(rows.values.Slice(first, count), view.value, view.value_mean, operations, z);
-    AddErrors(z, values, count, dim, book.value.planes, value_errors);
+    AddErrorsOfTile({rows.keys.Slice(first, count), rows.values.Slice(first, count)}, shape, view,
+                    tile.data(), operations, errors);
   }
   for (std::uint32_t p = 0; p < kMaxPlanes; ++p) {
     const auto of = static_cast<double>(measured);
-    book.key.errors[p][width] = static_cast<float>(key_errors[p] / of);
-    book.value.errors[p][width] = static_cast<float>(value_errors[p] / of);
+    book.key.errors[p][width] = static_cast<float>(errors.key[p] / of);
+    book.value.errors[p][width] = static_cast<float>(errors.value[p] / of);
   }
 }
 
@@ -273,6 +287,13 @@ Book MakeBook(const LaneRows& rows, const BookPlanes& planes, const Operations& 
     MeasureWidth(rows, width, operations, book);
   }
   return book;
+}
+
+CodeErrors ErrorsOfTile(const LaneRows& rows, const TileShape& shape, const RotationView& book,
+                        const std::byte* tile, const Operations& operations) {
+  PlaneErrors errors;
+  AddErrorsOfTile(rows, shape, book, tile, operations, errors);
+  return {.key = errors.key[0] + errors.key[1], .value = errors.value[0] + errors.value[1]};
 }
 
 }  // namespace tessera::kernels

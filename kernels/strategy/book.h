@@ -61,4 +61,13 @@ std::string BookProblem(const LaneRows& rows, const BookPlanes& planes,
 // rows and the implementation only.
 Book MakeBook(const LaneRows& rows, const BookPlanes& planes, const Operations& operations);
 
+// Sums over the rows of a tile of their squared errors, as BookSide::errors has them per row.
+struct CodeErrors {
+  double key = 0;
+  double value = 0;
+};
+// Of at most 32 rows that are stored in `tile`, coded with this book.
+CodeErrors ErrorsOfTile(const LaneRows& rows, const TileShape& shape, const RotationView& book,
+                        const std::byte* tile, const Operations& operations);
+
 }  // namespace tessera::kernels

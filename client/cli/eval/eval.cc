@@ -246,7 +246,7 @@ absl::Status Evaluate(const Flags& flags, std::span<const std::string_view> args
   if (!found.ok()) return found.status();
   const std::string& model = *found;
   if (IsLanguageModel(model)) return EvaluateTexts(flags, args, model);
-  for (const char* const flag : {"texts", "read", "generate"}) {
+  for (const char* const flag : {"texts", "read", "generate", "book"}) {
     if (!flags.Has(flag)) continue;
     return absl::InvalidArgumentError(
         Concat("--", flag, " needs a language model: --model=smollm2, for example"));
@@ -259,7 +259,7 @@ absl::Status Evaluate(const Flags& flags, std::span<const std::string_view> args
   if (!examples.ok()) return examples.status();
   if (flags.Has("report") && !flags.Has("serve-units")) {
     for (const std::string& path : {flags.Get("report"), CsvBeside(flags.Get("report"))}) {
-      if (absl::Status status = CheckWritable(path); !status.ok()) return status;
+      if (absl::Status status = CheckWritable("report", path); !status.ok()) return status;
     }
   }
   const std::uint32_t cores = std::max(1u, std::thread::hardware_concurrency());
@@ -357,6 +357,8 @@ CommandSpec EvalSpec() {
                 {"read", "N", "Tokens to read through the compressed cache. Unset: 256.", ""},
                 {"generate", "N",
                  "Also generate N tokens through it, and compare them with those of dense.", ""},
+                {"book", "LIST",
+                 "Book files for planes:book=NAME. None may be made from a text that is read.", ""},
                 {"seed", "N", "Seed of the first sample.", "70000000"},
                 {"batch", "N", "Policies per decode step. 1: time the steps of each policy.", "16"},
                 {"workers", "N",

@@ -70,14 +70,14 @@ absl::Status WriteFile(const std::string& path, const std::string& text) {
   return absl::InternalError(Concat("cannot write \"", path, "\""));
 }
 
-absl::Status CheckWritable(const std::string& path) {
+absl::Status CheckWritable(const char* flag, const std::string& path) {
   std::error_code error;  // ignored: opening the file fails, too
   const bool there = std::filesystem::exists(path, error);
   if (std::ofstream(path, std::ios::binary | std::ios::app)) {
     if (!there) std::filesystem::remove(path, error);
     return absl::OkStatus();
   }
-  return absl::InvalidArgumentError(Concat("--report: \"", path, "\" cannot be written"));
+  return absl::InvalidArgumentError(Concat("--", flag, ": \"", path, "\" cannot be written"));
 }
 
 std::string CsvBeside(const std::string& page) {

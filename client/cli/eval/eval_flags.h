@@ -52,7 +52,7 @@ absl::StatusOr<std::vector<eval::Question>> QuestionsOf(const Flags& flags);
 
 absl::Status WriteFile(const std::string& path, const std::string& text);
 // Checked before the run, which may take hours.
-absl::Status CheckWritable(const std::string& path);
+absl::Status CheckWritable(const char* flag, const std::string& path);
 // The CSV file beside a page: "eval.html" -> "eval.csv", "eval" -> "eval.csv".
 std::string CsvBeside(const std::string& page);
 // The command, quoted for a POSIX shell.

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "client/cli/command.h"
+#include "client/cli/eval/eval_books.h"
 #include "client/cli/eval/eval_flags.h"
 #include "client/eval/text/text_evaluation.h"
 #include "client/eval/text/text_report.h"
@@ -168,18 +169,26 @@ absl::Status EvaluateTexts(const Flags& flags, std::span<const std::string_view>
   if (!workers.ok()) return workers.status();
   if (flags.Has("report")) {
     for (const std::string& path : {flags.Get("report"), CsvBeside(flags.Get("report"))}) {
-      if (absl::Status status = CheckWritable(path); !status.ok()) return status;
+      if (absl::Status status = CheckWritable("report", path); !status.ok()) return status;
     }
   }
   absl::StatusOr<std::vector<EvaluationText>> texts = ReadTexts(SplitList(flags.Get("texts")));
   if (!texts.ok()) return texts.status();
+  const std::vector<std::string> book_files = SplitList(flags.Get("book"));
+  const absl::StatusOr<std::vector<kernels::BookFile>> books = ReadBooks(book_files);
+  if (!books.ok()) return books.status();
+  if (absl::Status status = CheckBooks(*books, *texts, plan->policies); !status.ok()) return status;
   const std::uint32_t cores = std::max(1u, std::thread::hardware_concurrency());
   std::unique_ptr<bench::LocalDaemon> own;
   Door door = ConnectionOf(flags);
   if (door.address.empty()) {
     if (absl::Status status = CheckNoDevice(door); !status.ok()) return status;
+    std::vector<std::string> daemon_flags = {Concat("--compactor-threads=", cores + 1)};
+    for (const std::string& file : book_files) {
+      daemon_flags.push_back(Concat("--book=", std::filesystem::absolute(file).string()));
+    }
     absl::StatusOr<std::unique_ptr<bench::LocalDaemon>> daemon =
-        bench::LocalDaemon::Start({Concat("--compactor-threads=", cores + 1)});
+        bench::LocalDaemon::Start(daemon_flags);
     if (!daemon.ok()) return daemon.status();
     own = *std::move(daemon);
     door = {.address = own->address(), .tls = std::nullopt, .token = ""};

@@ -84,7 +84,13 @@ class Lane {
                   plan.recent, " entries of a lane dense"));
       return Dense(entries);
     }
-    if (coded < plan.book_rows) {
+    if (plan.book == policies::kOwnBook) {
+      if (coded < plan.book_rows) {
+        Note(Concat("rows stay dense until a sequence has ", plan.book_rows,
+                    " older entries, from which a segment's book is made"));
+      }
+      Note("each segment has a book of its own, which is not counted here");
+    } else if (!plan.has_book_of_file() && coded < plan.book_rows) {
       Note(Concat("rows stay dense until a sequence of the model has ", plan.book_rows,
                   " older entries, from which the model's books are made"));
     }

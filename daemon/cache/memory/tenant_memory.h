@@ -41,6 +41,7 @@ struct TenantCounters {
   metrics::DurationHistogram match_waits{metrics::kMoveBounds};
 };
 
+class BookLibrary;
 class BookShelf;
 
 struct TenantMemory {
@@ -58,6 +59,7 @@ struct TenantMemory {
   // node's memory, like bytes of the pool. Otherwise objects without rows would be unlimited.
   pool::Account* heap;
   BookShelf* books;
+  const BookLibrary* loaded_books;  // of the node; null: none
 };
 
 }  // namespace tessera::cache

@@ -7,6 +7,7 @@
 
 #include "daemon/base/strings.h"
 #include "daemon/cache/model/prefix_hash.h"
+#include "kernels/strategy/files/book_file.h"
 
 namespace tessera::cache {
 
@@ -181,6 +182,19 @@ std::string FingerprintOf(const ModelSpec& spec) {
   return digits;
 }
 
+kernels::BookedModel BookedModelOf(const ModelSpec& spec) {
+  kernels::BookedModel model = {.layers = {},
+                                .rope_theta = spec.rope_theta,
+                                .rope_interleaved = spec.rope_interleaved,
+                                .rope_scaling = spec.rope_scaling,
+                                .rope_scaling_factor = spec.rope_scaling_factor,
+                                .rope_frequencies = spec.rope_frequencies};
+  for (const LayerSpec& layer : spec.layers) {
+    model.layers.push_back({layer.query_heads, layer.kv_heads, layer.head_dim});
+  }
+  return model;
+}
+
 }  // namespace
 
 absl::Status CheckLayerCount(std::uint64_t layers) {
@@ -219,6 +233,7 @@ Model::Model(ModelId id, ModelSpec spec, shm::LaneLayout layout)
     : id_(id),
       spec_(std::move(spec)),
       fingerprint_(FingerprintOf(spec_)),
+      book_fingerprint_(kernels::FingerprintOf(BookedModelOf(spec_))),
       layout_(std::move(layout)) {}
 
 absl::StatusOr<Model> Model::Create(ModelId id, ModelSpec spec, std::uint32_t ring_tiles) {

@@ -96,6 +96,8 @@ class Model {
   const ModelSpec& spec() const { return spec_; }
   // Hash of every field of the spec except the name: 32 hexadecimal digits, equal on every node.
   const std::string& fingerprint() const { return fingerprint_; }
+  // kernels::FingerprintOf, which book files name.
+  std::uint64_t book_fingerprint() const { return book_fingerprint_; }
   const shm::LaneLayout& layout() const { return layout_; }
   std::uint32_t layers() const { return layout_.layers(); }
   std::uint32_t lanes() const { return layout_.lanes(); }
@@ -110,6 +112,7 @@ class Model {
   ModelId id_;
   ModelSpec spec_;  // with defaults filled in
   std::string fingerprint_;
+  std::uint64_t book_fingerprint_;
   shm::LaneLayout layout_;
 };
 

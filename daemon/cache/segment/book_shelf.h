@@ -1,10 +1,12 @@
-// BookShelf: the books of a tenant, one for each lane of each of its models. A segment in planes
-// keeps the book that it was coded with; the shelf keeps the one for new rows.
+// BookShelf: the books of a tenant, one for each lane of each of its models and each source. A
+// segment in planes keeps the book that it was coded with; the shelf keeps the one for new rows.
 #pragma once
 
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <string>
+#include <string_view>
 #include <tuple>
 #include <utility>
 
@@ -30,6 +32,18 @@ struct LaneBook {
   SideOfBook value;
 };
 
+// How far rows are from their codes, as multiples of the mean error of the book they were coded
+// with: sums over `rows` rows.
+struct DriftSums {
+  double key = 0;
+  double value = 0;
+  std::uint64_t rows = 0;
+};
+
+// A book has drifted if the mean error of this many rows exceeds its own by this much.
+inline constexpr std::uint64_t kDriftRows = 4096;
+inline constexpr double kDriftGrowth = 1.25;
+
 // Owned by the tenant. Thread-safe.
 class BookShelf {
  public:
@@ -37,36 +51,64 @@ class BookShelf {
     ModelId model;
     std::uint32_t lane;
     kernels::BookPlanes planes;
-
-    bool operator<(const Key& other) const { return Tie() < other.Tie(); }
-
-   private:
-    std::tuple<std::uint64_t, std::uint32_t, std::uint32_t, std::uint32_t> Tie() const {
-      return {model.value(), lane, planes.key, planes.value};
-    }
+    std::string_view source;  // as in policies::PlanesPolicy::book; outlives the call
+  };
+  struct Held {
+    std::shared_ptr<const LaneBook> book;  // null: there is none
+    bool has_drifted = false;              // its rows have changed: it needs a new version
   };
 
-  // nullptr: there is none.
-  std::shared_ptr<const LaneBook> Find(const Key& key) const {
+  Held Find(const Key& key) const {
     MutexLock lock(mutex_);
-    const auto found = books_.find(key);
-    return found == books_.end() ? nullptr : found->second;
+    const auto found = books_.find(NameOf(key));
+    if (found == books_.end()) return {};
+    return {found->second.book, found->second.has_drifted};
   }
-  // Returns the book that is used from now on: an earlier one, if another sequence was first.
-  std::shared_ptr<const LaneBook> Add(const Key& key, LaneBook book) {
+  // Puts a book in place of `before` (null: of none). Returns the book that is used from now on:
+  // another one, if another sequence was first.
+  std::shared_ptr<const LaneBook> Put(const Key& key, const LaneBook* before, LaneBook book) {
     auto made = std::make_shared<const LaneBook>(std::move(book));
     MutexLock lock(mutex_);
-    return books_.try_emplace(key, std::move(made)).first->second;
+    Entry& entry = books_[NameOf(key)];
+    if (entry.book.get() == before) entry = {.book = std::move(made)};
+    return entry.book;
+  }
+  // Adds errors of rows that were coded with `book`. True if it has drifted.
+  bool Observe(const Key& key, const LaneBook* book, const DriftSums& sums) {
+    MutexLock lock(mutex_);
+    const auto found = books_.find(NameOf(key));
+    if (found == books_.end() || found->second.book.get() != book) return false;
+    Entry& entry = found->second;
+    entry.sums.key += sums.key;
+    entry.sums.value += sums.value;
+    entry.sums.rows += sums.rows;
+    if (entry.sums.rows >= kDriftRows) {
+      const double most = kDriftGrowth * static_cast<double>(entry.sums.rows);
+      if (entry.sums.key > most || entry.sums.value > most) entry.has_drifted = true;
+      entry.sums = {};
+    }
+    return entry.has_drifted;
   }
   // The model is gone.
   void Drop(ModelId model) {
     MutexLock lock(mutex_);
-    std::erase_if(books_, [model](const auto& entry) { return entry.first.model == model; });
+    std::erase_if(books_,
+                  [model](const auto& entry) { return std::get<0>(entry.first) == model.value(); });
   }
 
  private:
+  struct Entry {
+    std::shared_ptr<const LaneBook> book;
+    DriftSums sums = {};
+    bool has_drifted = false;
+  };
+  using Name = std::tuple<std::uint64_t, std::uint32_t, std::uint32_t, std::uint32_t, std::string>;
+  static Name NameOf(const Key& key) {
+    return {key.model.value(), key.lane, key.planes.key, key.planes.value, std::string(key.source)};
+  }
+
   mutable Mutex mutex_;
-  std::map<Key, std::shared_ptr<const LaneBook>> books_ TESSERA_GUARDED_BY(mutex_);
+  std::map<Name, Entry> books_ TESSERA_GUARDED_BY(mutex_);
 };
 
 }  // namespace tessera::cache

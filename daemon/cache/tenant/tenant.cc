@@ -87,7 +87,8 @@ absl::StatusOr<std::unique_ptr<Tenant>> Tenant::Create(const Options& options) {
                      .host_tier = options.host_tier,
                      .clock = options.clock,
                      .heap = &tenant->heap_,
-                     .books = &tenant->books_};
+                     .books = &tenant->books_,
+                     .loaded_books = options.loaded_books};
   return tenant;
 }
 

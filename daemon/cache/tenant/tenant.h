@@ -57,6 +57,7 @@ class Tenant {
     tiers::HostTier* host_tier = nullptr;  // the node's
     std::uint64_t host_tier_bytes = 0;     // this tenant's share; 0: all of it
     device::Device* device = nullptr;
+    const BookLibrary* loaded_books = nullptr;         // of the node; null: none
     device::MemorySource* directory_memory = nullptr;  // host memory, whatever the device
     const Clock* clock = nullptr;
     // Called when garbage starts to wait for readers, or an extent is released: the event loop

@@ -32,7 +32,8 @@ DenseRows Waiting(const policies::Policy& policy, std::uint64_t tokens) {
       waiting.reason = DenseReason::kNewest;
       return waiting;
     }
-    waiting.needs = planes.book_rows + dense;
+    waiting.needs =
+        dense + (planes.has_book_of_file() ? 2 * kernels::kTileEntries : planes.book_rows);
   } else if (policy.summaries.has_value()) {
     waiting.needs = kernels::kTileEntries;
   }

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "daemon/base/strings.h"
+#include "daemon/cache/segment/book_library.h"
 #include "daemon/compaction/jobs/compactor_jobs.h"
 #include "daemon/compaction/lanes/rope_shift.h"
 #include "daemon/compaction/lanes/token_selector.h"
@@ -159,6 +160,13 @@ absl::Status CheckFitsRows(const policies::Policy& policy, const cache::Sequence
         policy.planes.has_value()
             ? "planes: GPUs cannot read rows in planes yet; choose another policy on this device"
             : "signs: GPUs cannot choose by signs yet; choose another policy on this device");
+  }
+  if (policy.planes.has_value() && policy.planes->has_book_of_file()) {
+    const cache::BookLibrary none;
+    const cache::BookLibrary* const loaded = sequence.memory().loaded_books;
+    const cache::BookLibrary& books = loaded == nullptr ? none : *loaded;
+    absl::Status fits = books.Check(policy.planes->book, sequence.model());
+    if (!fits.ok()) return fits;
   }
   if (policies::MovesPositions(policy)) {
     if (absl::Status fits = CheckPositionsCanMove(sequence); !fits.ok()) return fits;

@@ -121,7 +121,8 @@ class LaneCoder {
     kernels::TileShape shape;
     std::shared_ptr<const cache::Rotations> rotations;
     cache::SegmentLoss loss = {};
-    device::ErrorLimits limits = {};  // planes only
+    device::ErrorLimits limits = {};                        // planes only
+    std::shared_ptr<const cache::LaneBook> book = nullptr;  // planes only
   };
   absl::StatusOr<HostLaneRows> RowsThatStay() const;
   // The rows that the decision keeps, and those that came since. ABORTED: the lane was truncated.
@@ -201,8 +202,21 @@ class LaneCoder {
   absl::StatusOr<std::optional<Form>> BookForm(const policies::BookPlan& plan,
                                                const HostLaneRows& rows, std::uint64_t first,
                                                std::uint64_t count);
-  absl::StatusOr<std::shared_ptr<const cache::LaneBook>> MakeBook(const kernels::LaneRows& sample,
-                                                                  const cache::BookShelf::Key& key);
+  cache::BookShelf::Key BookKey(const policies::BookPlan& plan) const;
+  // Null: there are too few rows to make the book that is missing.
+  using BookOrWait = absl::StatusOr<std::shared_ptr<const cache::LaneBook>>;
+  BookOrWait SharedBook(const policies::BookPlan& plan, const HostLaneRows& rows,
+                        std::uint64_t first, std::uint64_t count);
+  BookOrWait OwnBook(const policies::BookPlan& plan, const HostLaneRows& rows, std::uint64_t first,
+                     std::uint64_t count);
+  absl::StatusOr<cache::LaneBook> MakeBook(const policies::BookPlan& plan,
+                                           const kernels::LaneRows& sample);
+  absl::StatusOr<cache::LaneBook> StoreBook(kernels::Book book);
+  bool MeasuresDrift() const;
+  absl::Status ObserveDrift(const Form& form, const kernels::LaneRows& rows,
+                            const std::vector<device::TilePlace>& tiles, std::uint64_t at);
+  void ObserveRefusal(const Form& form);
+  void Drifted(const Form& form, const cache::DriftSums& sums);
   absl::Status AddDenseForGood(const HostLaneRows& rows, std::uint64_t first, std::uint64_t count,
                                cache::LaneSwap& swap);
   absl::StatusOr<std::uint64_t> GrowInPlanes(const Form& form, const HostLaneRows& rows,

@@ -1,15 +1,11 @@
 // planes and signs: codes full tiles of dense rows, once and for good, with the book of the lane.
 
 #include <algorithm>
-#include <cstring>
-#include <numeric>
 #include <utility>
 
 #include "daemon/base/check.h"
 #include "daemon/compaction/lanes/lane_coder.h"
 #include "daemon/policies/plan.h"
-#include "kernels/format/element.h"
-#include "kernels/strategy/book.h"
 
 namespace tessera::compaction {
 
@@ -20,30 +16,6 @@ using kernels::kTileEntries;
 namespace {
 // Pieces that a few refused tiles cut a lane into. Rows behind so many stay dense.
 constexpr std::size_t kMostPieces = 16;
-
-// The largest error of a row that is coded, given the mean error. `encode` also asks whether the
-// error is a large share of the row's energy. Where it is of every row, a long row is no worse than
-// others, so only errors far above the mean are refused.
-float ErrorLimit(const cache::SideOfBook& side, float mean_error) {
-  constexpr float kOfNarrowCodes = 4;
-  const bool narrow = kernels::kRefusedErrors * mean_error > kernels::kRefusedShare * side.spread;
-  return kernels::kRefusedErrors * mean_error * (narrow ? kOfNarrowCodes : 1);
-}
-
-cache::SideOfBook SideOf(kernels::BookSide made, const std::byte* mean, std::uint32_t head_dim) {
-  cache::SideOfBook side;
-  side.spread = std::accumulate(made.eigenvalues.begin(), made.eigenvalues.end(), 0.0);
-  side.energy = side.spread;
-  for (std::uint32_t d = 0; d < head_dim; ++d) {
-    std::uint16_t element = 0;
-    std::memcpy(&element, mean + d * sizeof element, sizeof element);
-    const double value = kernels::Bf16ToFloat(element);
-    side.energy += value * value;
-  }
-  made.eigenvalues = {};
-  side.errors = std::move(made);
-  return side;
-}
 
 }  // namespace
 
@@ -114,48 +86,6 @@ LaneCoder::Swap LaneCoder::RetainWithBook() {
   return swap;
 }
 
-absl::StatusOr<std::optional<LaneCoder::Form>> LaneCoder::BookForm(const policies::BookPlan& plan,
-                                                                   const HostLaneRows& rows,
-                                                                   std::uint64_t first,
-                                                                   std::uint64_t count) {
-  const cache::BookShelf::Key key = {
-      .model = options_.model->id(), .lane = run_.lane, .planes = plan.planes};
-  std::shared_ptr<const cache::LaneBook> book = options_.memory->books->Find(key);
-  if (book == nullptr) {
-    if (count < plan.book_rows) return std::nullopt;
-    absl::StatusOr<std::shared_ptr<const cache::LaneBook>> made =
-        MakeBook(rows.lane(first, plan.book_rows), key);
-    if (!made.ok()) return made.status();
-    book = *std::move(made);
-  }
-  if (!plan.shape.planes()) return Form{.shape = plan.shape, .rotations = book->rotations};
-  const float key_error = book->key.errors.Error(plan.shape.key_planes);
-  const float value_error = book->value.errors.Error(plan.shape.value_planes);
-  const auto share = [](float error, double energy) { return energy > 0 ? error / energy : 0; };
-  return Form{.shape = plan.shape,
-              .rotations = book->rotations,
-              .loss = {.key = share(key_error, book->key.energy),
-                       .value = share(value_error, book->value.energy)},
-              .limits = {.key = ErrorLimit(book->key, key_error),
-                         .value = ErrorLimit(book->value, value_error)}};
-}
-
-absl::StatusOr<std::shared_ptr<const cache::LaneBook>> LaneCoder::MakeBook(
-    const kernels::LaneRows& sample, const cache::BookShelf::Key& key) {
-  const std::string problem = kernels::BookProblem(sample, key.planes, *options_.operations);
-  TESSERA_CHECK(problem.empty(), problem);
-  kernels::Book book = kernels::MakeBook(sample, key.planes, *options_.operations);
-  absl::StatusOr<std::shared_ptr<const cache::Rotations>> stored =
-      cache::StoreBook(*options_.memory, book.bytes);
-  if (!stored.ok()) return stored.status();
-  options_.counters->strategies_made.fetch_add(1, std::memory_order_relaxed);
-  const kernels::RotationView view = book.view();
-  return options_.memory->books->Add(
-      key, {.rotations = *std::move(stored),
-            .key = SideOf(std::move(book.key), view.key_mean, tile_.head_dim),
-            .value = SideOf(std::move(book.value), view.value_mean, tile_.head_dim)});
-}
-
 absl::Status LaneCoder::AddDenseForGood(const HostLaneRows& rows, std::uint64_t first,
                                         std::uint64_t count, LaneSwap& swap) {
   const std::size_t before = swap.segments.size();
@@ -185,6 +115,9 @@ absl::StatusOr<std::uint64_t> LaneCoder::GrowInPlanes(const Form& form, const Ho
   if (unfit->has_value()) return 0;  // AddPlanes sets the tile apart
   if (absl::Status status = options_.memory->device->StoreWords(words); !status.ok()) return status;
   options_.counters->tiles_encoded.fetch_add(some / kTileEntries, std::memory_order_relaxed);
+  absl::Status status =
+      ObserveDrift(form, rows.lane(0, some), growth->tiles.places(), run_.grows_at / kTileEntries);
+  if (!status.ok()) return status;
   swap.growth = *std::move(growth);
   return some;
 }
@@ -210,11 +143,15 @@ absl::Status LaneCoder::AddPlanes(const Form& form, const HostLaneRows& rows, st
       absl::Status status = AddDenseForGood(rows, first + done, tile, swap);
       if (!status.ok()) return status;
       options_.counters->left_plain.fetch_add(1, std::memory_order_relaxed);
+      ObserveRefusal(form);
       done += tile;
       continue;
     }
     options_.counters->tiles_encoded.fetch_add((coded + kTileEntries - 1) / kTileEntries,
                                                std::memory_order_relaxed);
+    absl::Status status =
+        ObserveDrift(form, rows.lane(first + done, coded), made->segment->Places(), 0);
+    if (!status.ok()) return status;
     swap.segments.push_back(std::move(made->segment));
     done += coded;
   }

@@ -10,6 +10,7 @@
 #include <optional>
 #include <vector>
 
+#include "daemon/cache/segment/book_shelf.h"
 #include "daemon/cache/segment/recode.h"
 #include "daemon/cache/segment/sealed_rows.h"
 #include "daemon/pool/account.h"
@@ -59,6 +60,12 @@ class LaneState {
     std::size_t taken_over;  // how many of the first segments were adopted (cache::LaneSwap)
   };
   std::optional<ContinuedSeal> begun;
+
+  // For planes with book=own: the book of the segment that grows.
+  std::shared_ptr<const cache::LaneBook> own_book;
+  // For planes with book=auto: this lane has seen that the book has drifted. It makes the next
+  // version as soon as it holds enough dense rows.
+  bool waits_for_book = false;
 
   // How many entries get no raw copies, because the budget was spent.
   std::uint64_t entries_without_raw = 0;

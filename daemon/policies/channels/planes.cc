@@ -16,6 +16,8 @@ constexpr double kTile = kernels::kTileEntries;
 constexpr std::string_view kKeyWords[] = {"8|8", "8|4", "6|4", "6|2", "4|4", "4|2"};
 constexpr std::string_view kValueWords[] = {"8", "6", "4", "2", "4|4", "4|2"};
 
+constexpr std::string_view kBookWords[] = {kAutoBook, kOwnBook};
+
 constexpr Option kOptions[] = {
     {.name = "key",
      .type = OptionType::kWord,
@@ -52,6 +54,12 @@ constexpr Option kOptions[] = {
      .unit = "tokens",
      .help = "Number of tokens from which a model's means and rotations are made, once for each "
              "tenant; rows stay dense until a sequence has so many"},
+    {.name = "book",
+     .type = OptionType::kName,
+     .standard = kAutoBook,
+     .words = kBookWords,
+     .help = "Where means and rotations come from. auto: a model's first rows; own: the rows of "
+             "each segment; otherwise the name of a book that the daemon has loaded (--book)"},
 };
 
 constexpr Preset::Setting kSafe[] = {{"key", "8|8"}, {"value", "8"}};
@@ -73,7 +81,11 @@ std::string_view WordOf(const kernels::PlaneWidths& widths,
   return *word;
 }
 
-std::string Check(const Term&, std::span<const Term> all) {
+std::string Check(const Term& term, std::span<const Term> all) {
+  const std::string& book = term.values.Name("book");
+  if (term.values.given("book_rows") && book != kAutoBook && book != kOwnBook) {
+    return Concat("book_rows is given, but the book ", book, " is made already; leave it out");
+  }
   for (const Term& other : all) {
     if (other.kind == &kSigns) continue;
     if (other.kind->decides == Decides::kSelection) {
@@ -92,7 +104,8 @@ void Apply(const Values& values, Policy& policy) {
                                .value = WidthsOf(values.Word("value")),
                                .sinks = values.Count("sinks"),
                                .recent = values.Count("recent"),
-                               .book_rows = values.Count("book_rows")};
+                               .book_rows = values.Count("book_rows"),
+                               .book = values.Name("book")};
 }
 
 std::optional<Values> Read(const Policy& policy) {
@@ -102,7 +115,10 @@ std::optional<Values> Read(const Policy& policy) {
   values.Give("value", WordOf(policy.planes->value, kValueWords));
   values.Give("sinks", static_cast<double>(policy.planes->sinks));
   values.Give("recent", static_cast<double>(policy.planes->recent));
-  values.Give("book_rows", static_cast<double>(policy.planes->book_rows));
+  if (!policy.planes->has_book_of_file()) {
+    values.Give("book_rows", static_cast<double>(policy.planes->book_rows));
+  }
+  values.Give("book", Value{{}, {}, policy.planes->book});
   return values;
 }
 

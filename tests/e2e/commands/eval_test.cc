@@ -212,6 +212,35 @@ TEST_F(EvalOfTexts, IsReadThroughEachPolicyAndComparedWithExactAttention) {
   EXPECT_THAT(BytesOf((folder_ / "page.csv").string()), testing::HasSubstr("\n512,\"dense\","));
 }
 
+// A book is made from other texts, and a sequence is coded with it from its first tile on. Books
+// prove nothing about the texts that they were made from.
+TEST_F(EvalOfTexts, BooksAreMadeFromOtherTexts) {
+  const std::string text = (folder_ / "text").string(), other = (folder_ / "other").string();
+  std::ofstream(other) << BytesOf(text).substr(0, 1500) << " and more";
+  const std::string book = (folder_ / "prose.book").string();
+  ASSERT_EQ(Start(Flags({"--rows=300", "--out=" + book, other}), "calibrate").Wait(), 0) << Err();
+  EXPECT_THAT(Out(), testing::HasSubstr("book prose, 4 lanes, 300 rows each"));
+  const std::vector<std::string> args =
+      Flags({"--texts=" + text, "--lengths=512", "--read=64", "--tasks=none", "--json",
+             "--book=" + book, "dense", "planes:book=prose,recent=32", "planes:recent=32"});
+  ASSERT_EQ(Start(args).Wait(), 0) << Err();
+  EXPECT_LT(ValueOf(Out(), "planes:book=prose", "bytes_kept"), 0.6);
+  EXPECT_GT(ValueOf(Out(), "planes:recent=32", "bytes_kept"), 0.9) << "rows wait for a book";
+  EXPECT_LT(ValueOf(Out(), "planes:book=prose", "divergence"), 0.05);
+
+  const auto refusal = [&](const std::vector<std::string>& given) {
+    EXPECT_NE(Start(given).Wait(), 0);
+    return Err();
+  };
+  EXPECT_THAT(refusal(Flags({"--texts=" + other, "--lengths=256", "--read=64", "--book=" + book,
+                             "planes:book=prose"})),
+              testing::HasSubstr("the book prose was made from \"other\""));
+  EXPECT_THAT(refusal(Flags({"--texts=" + text, "planes:book=prose"})),
+              testing::HasSubstr("name the file of the book prose with --book"));
+  EXPECT_THAT(refusal(Flags({"--texts=" + text, "--book=" + text, "dense"})),
+              testing::HasSubstr("it is no book file"));
+}
+
 TEST_F(EvalOfTexts, FlagsThatDoNotFitAreRefused) {
   const auto refusal = [&](const std::vector<std::string>& args) {
     EXPECT_NE(Start(args).Wait(), 0);

@@ -46,6 +46,7 @@ std::string DefaultOf(const google::protobuf::FieldDescriptor* field) {
   const auto* reflection = message.GetReflection();
   using google::protobuf::FieldDescriptor;
   if (field->is_repeated()) {
+    if (reflection->FieldSize(message, field) == 0) return "[]";
     return Concat("[\"", reflection->GetRepeatedString(message, field, 0), "\"]");
   }
   if (!reflection->HasField(message, field)) return "null";

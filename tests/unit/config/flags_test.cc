@@ -133,6 +133,10 @@ TEST(Flags, MergeReplacesListsAndKeepsWhatIsNotOverridden) {
 
   MergeFlags(DaemonConfig(), file);
   EXPECT_THAT(file.listen(), ElementsAre("unix:/flag"));
+
+  file.add_books("/file");
+  MergeFlags(Parse({"--book=/a", "--book=/b,/c"})->overrides, file);
+  EXPECT_THAT(file.books(), ElementsAre("/a", "/b", "/c"));
 }
 
 // A field added to the message must also get a flag, which --help shows with its default.
@@ -142,7 +146,9 @@ TEST(Flags, EveryFieldButTenantsHasAFlagWithHelp) {
   for (int i = 0; i < descriptor->field_count(); ++i) {
     const auto* field = descriptor->field(i);
     if (field->name() == "tenants") continue;
-    std::string flag = field->name() == "metrics_address" ? "metrics" : field->name();
+    std::string flag = field->name() == "metrics_address" ? "metrics"
+                       : field->name() == "books"         ? "book"
+                                                          : field->name();
     std::replace(flag.begin(), flag.end(), '_', '-');
     const std::size_t at = help.find(Concat("  --", flag, "="));
     ASSERT_NE(at, std::string::npos) << flag << " is not in --help";

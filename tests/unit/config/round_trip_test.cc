@@ -76,6 +76,7 @@ class Generator {
     for (std::uint32_t cpu = Small({0, 3}); Coin(); cpu += Small({1, 3})) {
       config.compactor_cpus.push_back(cpu);
     }
+    for (std::uint32_t i = 0; Coin(); ++i) config.books.push_back(Concat("/books/", i));
     config.raw_copy_bytes = In(kRawCopyBytes);
     config.host_tier_bytes = In(kHostTierBytes);
     config.offload_idle = std::chrono::milliseconds(In(kOffloadIdleMs));

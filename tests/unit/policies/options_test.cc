@@ -46,6 +46,10 @@ std::string Beside(const TermKind& kind, const Option& option) {
   return found == kBeside.end() ? "" : found->second;
 }
 
+bool IsText(const Option& option) {
+  return option.type == OptionType::kWord || option.type == OptionType::kName;
+}
+
 struct Ends {
   std::vector<double> inside;
   std::vector<double> outside;
@@ -53,7 +57,7 @@ struct Ends {
 
 Ends EndsOf(const Option& option) {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
-  if (option.type == OptionType::kWord) return {};
+  if (IsText(option)) return {};
   if (option.type == OptionType::kSwitch) return {{0, 1}, {2}};
   Ends ends;
   if (!option.possible.empty()) {
@@ -116,7 +120,7 @@ void ForEachOption(const Check& check) {
 TEST(Options, EndsOfRanges) {
   int checked = 0;
   ForEachOption([&](const TermKind& kind, const Option& option) {
-    if (option.type == OptionType::kWord) return;
+    if (IsText(option)) return;
     const Ends ends = EndsOf(option);
     for (const double number : ends.inside) ExpectAccepted(kind, option, Concat(number));
     for (const double number : ends.outside) {
@@ -142,9 +146,24 @@ TEST(Options, WordsAreTheOnesOfTheTable) {
   });
 }
 
+TEST(Options, NamesAreShortAndPlain) {
+  const std::string longest(kMaxName, 'a');
+  ForEachOption([&](const TermKind& kind, const Option& option) {
+    if (option.type != OptionType::kName) return;
+    for (const std::string_view word : option.words) ExpectAccepted(kind, option, word);
+    for (const std::string& name : {std::string("a"), std::string("Qwen-2.5_x"), longest}) {
+      ExpectAccepted(kind, option, name);
+    }
+    for (const std::string& name : {std::string(), std::string("a/b"), std::string("a b"),
+                                    std::string("a|b"), std::string("\"a\""), longest + "a"}) {
+      ExpectRefused(kind, option, name);
+    }
+  });
+}
+
 TEST(Options, WhatIsNoNumberIsRefused) {
   ForEachOption([&](const TermKind& kind, const Option& option) {
-    if (option.type == OptionType::kWord) return;
+    if (IsText(option)) return;
     for (const char* value : {"", "-1", "-0", "inf", "nan", "0x1", "1e400", "1K1", "%", "K", "1 0",
                               "1e1%", "share", ".", "1%%", "99999999999999999999999"}) {
       ExpectRefused(kind, option, value);
@@ -259,7 +278,7 @@ TEST(Options, RowsAreComplete) {
     for (const Option& option : kind->options) {
       EXPECT_FALSE(option.help.empty()) << option.name;
       EXPECT_THAT(std::string(option.help), Not(testing::EndsWith("."))) << option.name;
-      EXPECT_EQ(option.words.empty(), option.type != OptionType::kWord) << option.name;
+      EXPECT_EQ(option.words.empty(), !IsText(option)) << option.name;
       EXPECT_LT(option.most, 0x1p53) << option.name;
     }
   }

@@ -65,6 +65,11 @@ class PolicyWords {
  private:
   Value NextValue(const Option& option) {
     if (option.type == OptionType::kWord) return {{}, random_.Pick(option.words)};
+    if (option.type == OptionType::kName) {
+      constexpr std::string_view kOther[] = {"papers", "Qwen2.5_v1-a", "0", "."};
+      const bool word = random_.OneIn(2);
+      return {{}, {}, std::string(random_.Pick(word ? option.words : std::span(kOther)))};
+    }
     Value value;
     const std::uint64_t most = option.list ? random_.Between(1, 4) : 1;
     for (std::uint64_t i = 0; i < most; ++i) {
@@ -95,6 +100,7 @@ class PolicyWords {
 
   std::string Spell(const Option& option, Value value) {
     if (option.type == OptionType::kWord) return std::string(value.word);
+    if (option.type == OptionType::kName) return value.name;
     Shuffle(value.numbers);
     std::string text;
     for (const double number : value.numbers) {

@@ -34,8 +34,8 @@ inline auto FieldsOf(const SummaryPolicy& summaries) {
 }
 
 inline auto FieldsOf(const PlanesPolicy& planes) {
-  const auto& [key, value, sinks, recent, book_rows] = planes;
-  return std::tie(key, value, sinks, recent, book_rows);
+  const auto& [key, value, sinks, recent, book_rows, book] = planes;
+  return std::tie(key, value, sinks, recent, book_rows, book);
 }
 
 inline auto FieldsOf(const SelectionPolicy& selection) {

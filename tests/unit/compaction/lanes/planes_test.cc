@@ -314,6 +314,75 @@ TEST_F(Planes, ATileThatDoesNotFitStaysDense) {
   EXPECT_EQ(dense, 32u + 32 + 80) << "sinks, the tile, the newest";
 }
 
+TEST_F(Planes, ASegmentCanHaveABookOfItsOwn) {
+  constexpr const char* kOwn = "planes:book=own,book_rows=256,recent=64";
+  Track first = Compressed(400, kOwn);
+  const std::uint64_t books = Used(pool::MemoryTag::kRotations);
+  EXPECT_GT(books, 0u);
+  EXPECT_EQ(Near(first), "");
+  Track second = Compressed(400, kOwn);
+  EXPECT_EQ(Near(second), "");
+  EXPECT_EQ(Used(pool::MemoryTag::kRotations), 2 * books);
+  // Decoded tokens join the segment, under its book.
+  Decode(first, 90, 1);
+  RunAll();
+  EXPECT_EQ(FormsOf(first).size(), 3u);
+  EXPECT_EQ(Near(first), "");
+  EXPECT_EQ(Used(pool::MemoryTag::kRotations), 2 * books);
+  // A fork's rows cannot join: they wait until they are enough for a book.
+  Track child = Fork(first);
+  Append(child, 200, 1);
+  CompressAll(child);
+  EXPECT_EQ(Used(pool::MemoryTag::kRotations), 2 * books);
+  Append(child, 200, 1);
+  CompressAll(child);
+  EXPECT_EQ(Used(pool::MemoryTag::kRotations), 3 * books);
+  EXPECT_EQ(Near(child), "");
+}
+
+// Rows that change get a new version of the book as soon as there are enough to make it from;
+// segments keep the one they were coded with.
+TEST_F(Planes, DriftMakesANewVersionOfTheBook) {
+  Track track = Compressed(400);
+  const std::uint64_t books = Used(pool::MemoryTag::kRotations);
+  Append(track, cache::kDriftRows, 9);  // of another subspace than the book's
+  CompressAll(track);
+  EXPECT_EQ(counters().strategies_made, model_->lanes());
+  // Others use the book meanwhile.
+  Track other = Compressed(200);
+  EXPECT_EQ(FormsOf(other), Expected({{"plain", 32}, {"64 kept", 96}, {"plain", 72}}));
+  const std::uint64_t before = FormsOf(track).size();
+  Append(track, 128, 9);
+  CompressAll(track);
+  EXPECT_EQ(counters().strategies_made, model_->lanes()) << "too few rows";
+  Append(track, 256, 9);
+  CompressAll(track);
+  EXPECT_EQ(counters().strategies_made, 2 * model_->lanes());
+  EXPECT_EQ(Used(pool::MemoryTag::kRotations), 2 * books);
+  EXPECT_EQ(FormsOf(track).size(), before + 1);
+  EXPECT_EQ(Near(track), "");
+  EXPECT_EQ(Near(other), "");
+}
+
+TEST_F(Planes, RowsLikeTheBooksDoNotDrift) {
+  Track track = Compressed(400);
+  Append(track, 2 * cache::kDriftRows, 1);
+  CompressAll(track);
+  Append(track, 400, 1);
+  CompressAll(track);
+  EXPECT_EQ(counters().strategies_made, model_->lanes());
+}
+
+TEST_F(Planes, ABookThatTheDaemonDoesNotHaveIsRefused) {
+  Track track = NewTrack(policies::Policy());
+  const absl::Status refused =
+      compactor_.SetPolicy(*track.sequence, *policies::ParsePolicy("planes:book=papers"));
+  EXPECT_TRUE(absl::IsInvalidArgument(refused)) << refused;
+  EXPECT_EQ(refused.message(),
+            "planes: this daemon has no book papers; it has none. Load its file with --book, or "
+            "use book=auto");
+}
+
 TEST_F(Planes, OtherPoliciesTakeOver) {
   Track track = Compressed(400);
   ASSERT_TRUE(compactor_.SetPolicy(*track.sequence, SmallMosaic()).ok());
