@@ -50,6 +50,9 @@ struct PlanesPolicy {
   // Where books come from: kAutoBook, kOwnBook, or the name of a file's book.
   std::string book{kAutoBook};
 
+  // Under memory pressure, whether the lower two bits of 6-bit codes of keys may be dropped.
+  bool drops_crumbs = false;
+
   bool has_book_of_file() const { return book != kAutoBook && book != kOwnBook; }
 };
 
@@ -97,6 +100,11 @@ struct Policy {
   }
   // Whether rows are coded with the book of their lane: in planes, or dense with an index of signs.
   bool uses_books() const { return planes.has_value() || signs; }
+  // Whether rows that are stored already may become smaller when memory is short.
+  bool yields_to_pressure() const {
+    return (mosaic.has_value() && mosaic->pressed > 0) ||
+           (planes.has_value() && planes->drops_crumbs);
+  }
   // Whether tokens or channels are chosen layer by layer, mostly from the worker's observations.
   bool chooses() const { return drops_entries() || key_channels.has_value(); }
 };

@@ -31,7 +31,8 @@ std::vector<Candidate> LeastRecentFirst(const cache::Tenant& tenant) {
 
 Relief ReduceChannels::RelievePressure(cache::Tenant& tenant, const Need& need) {
   Relief relief;
-  relief.hindrance = "no policy allows re-encoding with fewer channels (mosaickv's option pressed)";
+  relief.hindrance =
+      "no policy allows re-encoding with fewer channels or bits (the option pressed)";
   for (const Candidate& candidate : LeastRecentFirst(tenant)) {
     // A lane's new form needs room beside the old one. Repeat while something is gained, since the
     // memory that one lane frees is room for the next.

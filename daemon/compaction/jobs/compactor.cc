@@ -403,8 +403,7 @@ cache::ReplacedBytes* Compactor::CounterOf(const policies::Policy& policy) {
 Compactor::ReduceOutcome Compactor::Thin(cache::Sequence& sequence, std::uint64_t bytes) {
   ReduceOutcome outcome;
   const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(sequence);
-  if (managed == nullptr || !managed->policy().mosaic.has_value()) return outcome;
-  if (managed->policy().mosaic->pressed == 0) return outcome;
+  if (managed == nullptr || !managed->policy().yields_to_pressure()) return outcome;
   outcome.allowed = true;
   for (std::uint32_t i = 0; i < sequence.model().lanes(); ++i) {
     if (outcome.gained.bytes >= bytes) break;
@@ -427,8 +426,13 @@ absl::StatusOr<ReducedBytes> Compactor::ReduceLane(cache::Sequence& sequence,
                                                    std::uint64_t bytes) {
   ReducedBytes thinned;
   const auto thin = [&](const cache::OpenRun& run) {
+    const policies::Policy& policy = managed.policy();
     ChannelReducer thinner(
-        {.memory = &sequence.memory(), .share = managed.policy().mosaic->pressed, .bytes = bytes},
+        {.memory = &sequence.memory(),
+         .operations = options_.operations,
+         .share = policy.mosaic.has_value() ? policy.mosaic->pressed : 0,
+         .drops_crumbs = policy.planes.has_value() && policy.planes->drops_crumbs,
+         .bytes = bytes},
         run);
     absl::StatusOr<std::optional<cache::LaneSwap>> swap = thinner.Thin();
     thinned = thinner.thinned();

@@ -116,9 +116,10 @@ class Compactor {
   absl::Status ObserveTokens(cache::Sequence& sequence, std::uint64_t first_token,
                              std::span<const std::uint32_t> ids);
 
-  // Frees about `bytes` of the pool by re-encoding the sequence's rows with fewer channels, if its
-  // policy allows it (`pressed`). Readers are not blocked. The content is then no longer what the
-  // policy describes. RESOURCE_EXHAUSTED: a lane's new form does not fit beside the old one.
+  // Frees about `bytes` of the pool by re-encoding the sequence's rows with fewer channels or bits,
+  // if its policy allows it (`pressed`). Readers are not blocked. The content is then no longer
+  // what the policy describes. RESOURCE_EXHAUSTED: a lane's new form does not fit beside the old
+  // one.
   struct ReduceOutcome {
     ReducedBytes gained;
     bool allowed = false;    // by the policy

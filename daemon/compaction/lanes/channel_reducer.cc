@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "daemon/cache/segment/build.h"
-#include "kernels/strategy/reduce.h"
+#include "kernels/strategy/crumbs.h"
 
 namespace tessera::compaction {
 
@@ -27,17 +27,31 @@ absl::StatusOr<std::optional<cache::LaneSwap>> ChannelReducer::Thin() {
     if (*thinner == nullptr) continue;
     reduced_.bytes += held.segment->tile_bytes() - (*thinner)->tile_bytes();
     ++reduced_.segments;
+    previous_grows_ |= held.segment == run_.previous && (*thinner)->shape().planes();
     swap.held.back().segment = *std::move(thinner);
   }
   if (reduced_.segments == 0 && !full.ok()) return full;
   if (reduced_.segments == 0) return std::nullopt;
   swap.held.insert(swap.held.end(), run_.provisional.begin(), run_.provisional.end());
   swap.held.insert(swap.held.end(), run_.plain.begin(), run_.plain.end());
-  // New tiles still go into the growing segment, unless it was re-encoded.
-  swap.growing = run_.grows && std::any_of(swap.held.begin(), swap.held.end(), [&](const auto& h) {
-                   return h.segment == run_.previous;
-                 });
+  // New tiles still go into the growing segment, unless it was re-encoded with fewer channels.
+  previous_grows_ |= std::any_of(swap.held.begin(), swap.held.end(),
+                                 [&](const auto& h) { return h.segment == run_.previous; });
+  swap.growing = run_.grows && previous_grows_;
   return swap;
+}
+
+std::optional<kernels::TileShape> ChannelReducer::ThinnerShape(
+    const kernels::TileShape& shape) const {
+  if (shape.planes()) {
+    return options_.drops_crumbs ? kernels::ShapeWithoutCrumbs(shape) : std::nullopt;
+  }
+  return options_.share > 0 ? kernels::ReducedShape(shape, options_.share) : std::nullopt;
+}
+
+kernels::Stays ChannelReducer::ThinTile(const kernels::ReduceJob& job) const {
+  return job.from.planes() ? kernels::DropCrumbs(job, *options_.operations)
+                           : kernels::ReduceTile(job);
 }
 
 // Whether there are references besides those of the lane, the run and the swap.
@@ -47,9 +61,7 @@ bool ChannelReducer::IsShared(const HeldSegment& held) const {
 }
 
 absl::StatusOr<std::shared_ptr<Segment>> ChannelReducer::Thinner(const HeldSegment& held) const {
-  if (held.segment->shape().planes()) return std::shared_ptr<Segment>();
-  const std::optional<kernels::TileShape> shape =
-      kernels::ReducedShape(held.segment->shape(), options_.share);
+  const std::optional<kernels::TileShape> shape = ThinnerShape(held.segment->shape());
   if (!shape.has_value()) return std::shared_ptr<Segment>();
   auto thinner = std::make_shared<Segment>(*shape, held.segment->first_position(),
                                            held.segment->shared_rotations());
@@ -85,14 +97,13 @@ absl::Status ChannelReducer::FillTiles(const HeldSegment& held, Segment& thinner
       status = device.Read(summaries.data(), source.summaries, from.summary_bytes);
     }
     if (!status.ok()) return status;
-    const kernels::Stays of_tile =
-        kernels::ReduceTile({.from = held.segment->shape(),
-                             .tile = tile.data(),
-                             .summaries = summaries.data(),
-                             .rows = rows,
-                             .to = thinner.shape(),
-                             .thinned = thinned.data(),
-                             .thinned_summaries = thinned_summaries.data()});
+    const kernels::Stays of_tile = ThinTile({.from = held.segment->shape(),
+                                             .tile = tile.data(),
+                                             .summaries = summaries.data(),
+                                             .rows = rows,
+                                             .to = thinner.shape(),
+                                             .thinned = thinned.data(),
+                                             .thinned_summaries = thinned_summaries.data()});
     stays.key += of_tile.key * rows;
     stays.value += of_tile.value * rows;
     status = device.Write(target.tile, thinned.data(), to.bytes);

@@ -1,4 +1,5 @@
-// Re-encodes packed segments of a lane with fewer channels, to free memory.
+// Re-encodes packed segments of a lane with fewer channels, or with fewer bits if they are planes,
+// to free memory.
 //
 // Skipped are segments that another lane shares, because both forms together would take more
 // memory, and rows that wait for a strategy. Runs inside Sequence::Recode of the whole lane.
@@ -13,7 +14,9 @@
 #include "absl/status/statusor.h"
 #include "daemon/cache/memory/tenant_memory.h"
 #include "daemon/cache/segment/recode.h"
+#include "kernels/format/operations.h"
 #include "kernels/format/tile_shape.h"
+#include "kernels/strategy/reduce.h"
 
 namespace tessera::compaction {
 
@@ -27,7 +30,9 @@ class ChannelReducer {
  public:
   struct Options {
     const cache::TenantMemory* memory;
-    double share;         // largest share of the channels that a row keeps
+    const kernels::Operations* operations;
+    double share;         // largest share of the channels that a packed row keeps; 0: all
+    bool drops_crumbs;    // of keys in planes
     std::uint64_t bytes;  // how much to free; the oldest segments are re-encoded first
   };
   ChannelReducer(const Options& options, const cache::OpenRun& run)
@@ -40,6 +45,8 @@ class ChannelReducer {
 
  private:
   bool IsShared(const cache::HeldSegment& held) const;
+  std::optional<kernels::TileShape> ThinnerShape(const kernels::TileShape& shape) const;
+  kernels::Stays ThinTile(const kernels::ReduceJob& job) const;
   // Null: the segment cannot become smaller.
   absl::StatusOr<std::shared_ptr<cache::Segment>> Thinner(const cache::HeldSegment& held) const;
   absl::Status FillTiles(const cache::HeldSegment& held, cache::Segment& thinner) const;
@@ -47,6 +54,7 @@ class ChannelReducer {
   const Options options_;
   const cache::OpenRun& run_;
   ReducedBytes reduced_;
+  bool previous_grows_ = false;  // the growing segment is as it was, or is planes with fewer bits
 };
 
 }  // namespace tessera::compaction

@@ -202,6 +202,8 @@ class LaneCoder {
   absl::StatusOr<std::optional<Form>> BookForm(const policies::BookPlan& plan,
                                                const HostLaneRows& rows, std::uint64_t first,
                                                std::uint64_t count);
+  static Form PlanesForm(const kernels::TileShape& shape,
+                         std::shared_ptr<const cache::LaneBook> book);
   cache::BookShelf::Key BookKey(const policies::BookPlan& plan) const;
   // Null: there are too few rows to make the book that is missing.
   using BookOrWait = absl::StatusOr<std::shared_ptr<const cache::LaneBook>>;

@@ -55,12 +55,16 @@ absl::StatusOr<std::optional<LaneCoder::Form>> LaneCoder::BookForm(const policie
                                                      : SharedBook(plan, rows, first, count);
   if (!found.ok()) return found.status();
   if (*found == nullptr) return std::nullopt;
-  std::shared_ptr<const cache::LaneBook> book = *std::move(found);
-  if (!plan.shape.planes()) return Form{.shape = plan.shape, .rotations = book->rotations};
-  const float key_error = book->key.errors.Error(plan.shape.key_planes);
-  const float value_error = book->value.errors.Error(plan.shape.value_planes);
+  if (!plan.shape.planes()) return Form{.shape = plan.shape, .rotations = (*found)->rotations};
+  return PlanesForm(plan.shape, *std::move(found));
+}
+
+LaneCoder::Form LaneCoder::PlanesForm(const kernels::TileShape& shape,
+                                      std::shared_ptr<const cache::LaneBook> book) {
+  const float key_error = book->key.errors.Error(shape.key_planes);
+  const float value_error = book->value.errors.Error(shape.value_planes);
   const auto share = [](float error, double energy) { return energy > 0 ? error / energy : 0; };
-  return Form{.shape = plan.shape,
+  return Form{.shape = shape,
               .rotations = book->rotations,
               .loss = {.key = share(key_error, book->key.energy),
                        .value = share(value_error, book->value.energy)},
@@ -110,8 +114,8 @@ LaneCoder::BookOrWait LaneCoder::OwnBook(const policies::BookPlan& plan, const H
                                          std::uint64_t first, std::uint64_t count) {
   std::shared_ptr<const cache::LaneBook>& own = options_.state->own_book;
   const bool retains = options_.decision != nullptr;
-  const bool grows = run_.grows && own != nullptr && run_.previous->shape() == plan.shape &&
-                     run_.previous->shared_rotations() == own->rotations;
+  const bool grows =
+      run_.grows && own != nullptr && run_.previous->shared_rotations() == own->rotations;
   if (grows && !retains) return own;
   // What a token policy retains keeps the lane's book if it has become too little for another.
   if (count < plan.book_rows) return retains ? own : nullptr;

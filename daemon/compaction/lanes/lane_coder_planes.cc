@@ -6,6 +6,7 @@
 #include "daemon/base/check.h"
 #include "daemon/compaction/lanes/lane_coder.h"
 #include "daemon/policies/plan.h"
+#include "kernels/strategy/crumbs.h"
 
 namespace tessera::compaction {
 
@@ -95,13 +96,13 @@ absl::Status LaneCoder::AddDenseForGood(const HostLaneRows& rows, std::uint64_t 
 }
 
 // Returns how many rows the last segment takes.
-absl::StatusOr<std::uint64_t> LaneCoder::GrowInPlanes(const Form& form, const HostLaneRows& rows,
+absl::StatusOr<std::uint64_t> LaneCoder::GrowInPlanes(const Form& wanted, const HostLaneRows& rows,
                                                       std::uint64_t count, LaneSwap& swap) {
-  const Segment* const previous = run_.previous.get();
-  if (!run_.grows || previous->shape() != form.shape ||
-      previous->shared_rotations() != form.rotations) {
-    return 0;
-  }
+  if (!run_.grows || run_.previous->shared_rotations() != wanted.rotations) return 0;
+  const kernels::TileShape shape = run_.previous->shape();
+  // A segment that has lost bits under memory pressure goes on without them.
+  if (shape != wanted.shape && shape != kernels::ShapeWithoutCrumbs(wanted.shape)) return 0;
+  const Form form = shape == wanted.shape ? wanted : PlanesForm(shape, wanted.book);
   const std::uint64_t some = std::min(FullTiles(cache::kMaxSegmentEntries - run_.grows_at), count);
   if (some == 0) return 0;
   std::vector<device::WordStore> words;

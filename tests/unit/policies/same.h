@@ -34,7 +34,7 @@ inline auto FieldsOf(const SummaryPolicy& summaries) {
 }
 
 inline auto FieldsOf(const PlanesPolicy& planes) {
-  const auto& [key, value, sinks, recent, book_rows, book] = planes;
+  const auto& [key, value, sinks, recent, book_rows, book, crumbs] = planes;
   return std::tie(key, value, sinks, recent, book_rows, book);
 }
 
