@@ -49,7 +49,9 @@ struct KeyJobs {
                           .layout = kernels::LayoutOf(run.strategy.shape),
                           .rotation_type = rotation.type,
                           .key_rotation = AddressOf(rotation.key),
-                          .value_rotation = AddressOf(rotation.value)});
+                          .value_rotation = AddressOf(rotation.value),
+                          .key_mean = AddressOf(rotation.key_mean),
+                          .value_mean = AddressOf(rotation.value_mean)});
     for (std::uint64_t entry = 0; entry < run.entries; entry += kTileEntries) {
       jobs.push_back({.tile = AddressOf(run.tiles[entry / kTileEntries]),
                       .keys = keys + entry * dense.row_bytes(),

@@ -49,7 +49,11 @@ class EncodeLaunch {
                            .layout = kernels::LayoutOf(strategy.shape),
                            .rotation_type = strategy.rotation.type,
                            .key_rotation = AddressOf(strategy.rotation.key),
-                           .value_rotation = AddressOf(strategy.rotation.value)});
+                           .value_rotation = AddressOf(strategy.rotation.value),
+                           .key_mean = AddressOf(strategy.rotation.key_mean),
+                           .value_mean = AddressOf(strategy.rotation.value_mean),
+                           .key_error_limit = strategy.limits.key,
+                           .value_error_limit = strategy.limits.value});
   }
   void AddTile(std::size_t index, const TileEncode& tile) {
     const std::uint32_t strategy = places_[tile.strategy];

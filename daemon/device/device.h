@@ -170,14 +170,14 @@ class Device {
                                                                kernels::ElementType type,
                                                                std::span<const RowRun> runs) = 0;
   // Encodes rows of `type` into tiles that no reader sees yet: rotates, selects channels, rounds.
-  // If a tile cannot be stored because a value would not be finite, returns the index of the first
-  // such tile, and the contents of the tiles are undefined. Fastest if tiles of the same strategy
-  // are consecutive.
+  // If a tile cannot be stored because a value would not be finite or an error is over its limit,
+  // returns the index of the first such tile, and the contents of the tiles are undefined. Fastest
+  // if tiles of the same strategy are consecutive.
   virtual absl::StatusOr<std::optional<std::size_t>> Encode(
       std::span<const TileStrategy> strategies, kernels::ElementType type,
       std::span<const TileEncode> tiles) = 0;
   // Copies rows of tiles of form `from` into tiles that no reader sees yet. These have form `to`,
-  // which may differ only in weights and positions. Block summaries are computed from the rows.
+  // which may differ only in weights and positions, or keep planes without their crumbs. Block summaries are computed from the rows.
   virtual absl::Status Gather(const kernels::TileShape& from, const kernels::TileShape& to,
                               std::span<const TileGather> tiles) = 0;
   // Writes 8-byte aligned words of the pool.

@@ -155,11 +155,9 @@ absl::Status CheckFitsModel(const policies::Policy& policy, const cache::Model& 
 }
 
 absl::Status CheckFitsRows(const policies::Policy& policy, const cache::Sequence& sequence) {
-  if (policy.uses_books() && !sequence.memory().device->description().reads_host_memory) {
+  if (policy.signs && !sequence.memory().device->description().reads_host_memory) {
     return absl::UnimplementedError(
-        policy.planes.has_value()
-            ? "planes: GPUs cannot read rows in planes yet; choose another policy on this device"
-            : "signs: GPUs cannot choose by signs yet; choose another policy on this device");
+        "signs: GPUs cannot choose by signs yet; leave out signs on this device");
   }
   if (policy.planes.has_value() && policy.planes->has_book_of_file()) {
     const cache::BookLibrary none;
