@@ -177,7 +177,8 @@ class Device {
       std::span<const TileStrategy> strategies, kernels::ElementType type,
       std::span<const TileEncode> tiles) = 0;
   // Copies rows of tiles of form `from` into tiles that no reader sees yet. These have form `to`,
-  // which may differ only in weights and positions, or keep planes without their crumbs. Block summaries are computed from the rows.
+  // which may differ only in weights and positions, or keep planes without their crumbs. Block
+  // summaries are computed from the rows.
   virtual absl::Status Gather(const kernels::TileShape& from, const kernels::TileShape& to,
                               std::span<const TileGather> tiles) = 0;
   // Writes 8-byte aligned words of the pool.

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "daemon/cache/segment/build.h"
-#include "kernels/strategy/crumbs.h"
+#include "kernels/strategy/reduce/crumbs.h"
 
 namespace tessera::compaction {
 

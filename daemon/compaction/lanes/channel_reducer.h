@@ -16,7 +16,7 @@
 #include "daemon/cache/segment/recode.h"
 #include "kernels/format/operations.h"
 #include "kernels/format/tile_shape.h"
-#include "kernels/strategy/reduce.h"
+#include "kernels/strategy/reduce/channels.h"
 
 namespace tessera::compaction {
 

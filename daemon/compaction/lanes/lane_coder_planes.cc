@@ -6,7 +6,7 @@
 #include "daemon/base/check.h"
 #include "daemon/compaction/lanes/lane_coder.h"
 #include "daemon/policies/plan.h"
-#include "kernels/strategy/crumbs.h"
+#include "kernels/strategy/reduce/crumbs.h"
 
 namespace tessera::compaction {
 

@@ -8,7 +8,7 @@
 #include "daemon/base/strings.h"
 #include "kernels/dispatch/implementation.h"
 #include "kernels/format/part.h"
-#include "kernels/strategy/reduce.h"
+#include "kernels/strategy/reduce/channels.h"
 #include "tests/fuzz/fuzz_target.h"
 #include "tests/fuzz/guarded.h"
 #include "tests/fuzz/input.h"

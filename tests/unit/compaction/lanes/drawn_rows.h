@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "kernels/format/element.h"
-#include "kernels/strategy/reduce.h"
+#include "kernels/strategy/reduce/channels.h"
 #include "tests/unit/cache/packed.h"
 #include "tests/unit/cache/rows.h"
 

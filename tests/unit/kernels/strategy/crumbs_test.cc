@@ -1,4 +1,4 @@
-#include "kernels/strategy/crumbs.h"
+#include "kernels/strategy/reduce/crumbs.h"
 
 #include <cmath>
 #include <cstring>

@@ -1,5 +1,3 @@
-#include "kernels/strategy/reduce.h"
-
 #include <algorithm>
 #include <cstring>
 #include <numeric>
@@ -8,6 +6,7 @@
 #include "gtest/gtest.h"
 #include "kernels/reference/attend_part.h"
 #include "kernels/reference/tile_row.h"
+#include "kernels/strategy/reduce/channels.h"
 #include "tests/unit/kernels/strategy/rows.h"
 
 namespace tessera::kernels {

@@ -7,7 +7,7 @@
 
 #include "kernels/format/operations.h"
 #include "kernels/format/tile_shape.h"
-#include "kernels/strategy/reduce.h"
+#include "kernels/strategy/reduce/channels.h"
 
 namespace tessera::kernels {
 

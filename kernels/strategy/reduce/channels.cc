@@ -1,4 +1,4 @@
-#include "kernels/strategy/reduce.h"
+#include "kernels/strategy/reduce/channels.h"
 
 #include <algorithm>
 #include <bitset>
