@@ -45,7 +45,7 @@ struct PlanesPolicy {
   kernels::PlaneWidths key = {6, 4};
   kernels::PlaneWidths value = {4, 0};
   std::uint64_t sinks = 4;         // first tokens of a lane that stay dense, in whole tiles
-  std::uint64_t recent = 128;      // newest tokens that stay dense
+  std::uint64_t recent = 64;       // newest tokens that stay dense
   std::uint64_t book_rows = 1024;  // dense rows of a lane that its book is made from
   // Where books come from: kAutoBook, kOwnBook, or the name of a file's book.
   std::string book{kAutoBook};

@@ -43,7 +43,7 @@ constexpr Option kOptions[] = {
              "32"},
     {.name = "recent",
      .type = OptionType::kCount,
-     .standard = "128",
+     .standard = "64",
      .most = shm::kMaxSegmentEntries,
      .unit = "tokens",
      .help = "Number of newest tokens that stay dense, and up to a tile more; no effect on tokens "
