@@ -16,8 +16,7 @@ constexpr double kTile = kernels::kTileEntries;
 constexpr std::string_view kKeyWords[] = {"8|8", "8|4", "6|4", "6|2", "4|4", "4|2"};
 constexpr std::string_view kValueWords[] = {"8", "6", "4", "2", "4|4", "4|2"};
 
-// What keys of 6|4 and 6|2 bits become without the lower two bits of their 6-bit codes.
-constexpr std::string_view kPressedWords[] = {"none", "4|4", "4|2"};
+constexpr std::string_view kPressedWords[] = {"none", "4"};
 
 constexpr std::string_view kBookWords[] = {kAutoBook, kOwnBook};
 
@@ -68,8 +67,8 @@ constexpr Option kOptions[] = {
      .standard = "none",
      .words = kPressedWords,
      .unit = "bits",
-     .help = "Bits per channel to which keys may be reduced when memory is short: 4|4 of 6|4, 4|2 "
-             "of 6|2; none: never"},
+     .help =
+         "Bits to which 6-bit codes of keys may be shortened when memory is short; none: never"},
 };
 
 constexpr Preset::Setting kSafe[] = {{"key", "8|8"}, {"value", "8"}};
@@ -96,12 +95,9 @@ std::string Check(const Term& term, std::span<const Term> all) {
   if (term.values.given("book_rows") && book != kAutoBook && book != kOwnBook) {
     return Concat("book_rows is given, but the book ", book, " is made already; leave it out");
   }
-  const std::string_view pressed = term.values.Word("pressed");
   const kernels::PlaneWidths key = WidthsOf(term.values.Word("key"));
-  const std::string shorter = WidthsText(kernels::WithoutCrumbs(key));
-  if (pressed != kPressedWords[0] && (pressed != shorter || shorter == WidthsText(key))) {
-    return Concat("pressed=", pressed, " needs 6-bit codes of keys that become ", pressed,
-                  " without their lower two bits, but key=", WidthsText(key));
+  if (term.values.Word("pressed") != kPressedWords[0] && kernels::WithoutCrumbs(key) == key) {
+    return Concat("pressed shortens 6-bit codes of keys, but key=", WidthsText(key), " has none");
   }
   for (const Term& other : all) {
     if (other.kind == &kSigns) continue;
@@ -137,10 +133,7 @@ std::optional<Values> Read(const Policy& policy) {
     values.Give("book_rows", static_cast<double>(policy.planes->book_rows));
   }
   values.Give("book", Value{{}, {}, policy.planes->book});
-  if (policy.planes->drops_crumbs) {
-    const kernels::PlaneWidths shorter = kernels::WithoutCrumbs(policy.planes->key);
-    values.Give("pressed", WordOf(shorter, kPressedWords));
-  }
+  values.Give("pressed", kPressedWords[policy.planes->drops_crumbs ? 1 : 0]);
   return values;
 }
 

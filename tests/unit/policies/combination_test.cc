@@ -75,8 +75,12 @@ TEST(Combination, WhatCannotBeMergedIsSaid) {
 }
 
 TEST(Combination, PresetsAndTheOptionsThatTheySet) {
-  EXPECT_EQ(ParsePolicy("planes:small,recent=64")->text, "planes:key=4|2,value=4|2,recent=64");
+  EXPECT_EQ(ParsePolicy("planes:small,recent=32")->text, "planes:key=4|2,value=4|2,recent=32");
   EXPECT_EQ(ParsePolicy("planes:near")->text, "planes");
+  EXPECT_EQ(ParsePolicy("planes:key=6|2,pressed=4")->text, "planes:key=6|2,pressed=4");
+  EXPECT_EQ(
+      CombinationError("planes:small,pressed=4"),
+      "policy, character 1: planes: pressed shortens 6-bit codes of keys, but key=4|2 has none");
   EXPECT_EQ(CombinationError("planes:key=8|8,small"),
             "policy, character 16: planes: small sets key, which is given already");
   EXPECT_EQ(CombinationError("planes:small,key=8|8"),

@@ -35,7 +35,7 @@ inline auto FieldsOf(const SummaryPolicy& summaries) {
 
 inline auto FieldsOf(const PlanesPolicy& planes) {
   const auto& [key, value, sinks, recent, book_rows, book, crumbs] = planes;
-  return std::tie(key, value, sinks, recent, book_rows, book);
+  return std::tie(key, value, sinks, recent, book_rows, book, crumbs);
 }
 
 inline auto FieldsOf(const SelectionPolicy& selection) {

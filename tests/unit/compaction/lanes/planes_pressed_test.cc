@@ -2,9 +2,7 @@
 
 #include <string>
 
-#include "daemon/policies/grammar/parse.h"
-#include "gtest/gtest.h"
-#include "tests/unit/compaction/compactor_fixture.h"
+#include "tests/unit/compaction/lanes/planes_fixture.h"
 
 namespace tessera::compaction {
 namespace {
@@ -12,25 +10,18 @@ namespace {
 constexpr std::uint64_t kAll = ~std::uint64_t{0};
 constexpr kernels::PlaneWidths kShorter = {4, 4};
 
-class PlanesPressed : public CompactorTest {
+class PlanesPressed : public Planes {
  protected:
-  void TearDown() override {
-    world_.tenant().memory().books->Drop(model_->id());
-    CompactorTest::TearDown();
+  Track CompressedWith(std::uint64_t tokens, const std::string& options) {
+    return Compressed(tokens, std::string(kPlanes) + options);
   }
-  Track Compressed(std::uint64_t tokens, const std::string& options) {
-    Track track = NewTrack(*policies::ParsePolicy("planes:book_rows=256,recent=64" + options));
-    Append(track, tokens, 1);
-    const auto told = Compress(track);
-    RunAll();
-    ExpectTold(*told);
-    return track;
+  kernels::PlaneWidths WidthsOf(const Track& track) {
+    return View(track).segments[1].shape.key_planes;
   }
-  kernels::PlaneWidths WidthsOf(Track& track) { return View(track).segments[1].shape.key_planes; }
 };
 
 TEST_F(PlanesPressed, KeysLoseBitsAndTheMemoryIsThere) {
-  Track track = Compressed(700, ",pressed=4|4");
+  Track track = CompressedWith(700, ",pressed=4");
   const Forms forms = FormsOf(track);
   const std::uint64_t before = track.sequence->Describe(false).tile_bytes;
   const Compactor::ReduceOutcome outcome = compactor_.Thin(*track.sequence, kAll);
@@ -51,7 +42,7 @@ TEST_F(PlanesPressed, KeysLoseBitsAndTheMemoryIsThere) {
 }
 
 TEST_F(PlanesPressed, ALaneThatHasLostBitsGoesOnWithoutThem) {
-  Track track = Compressed(400, ",pressed=4|4");
+  Track track = CompressedWith(400, ",pressed=4");
   for (int round = 0; round < 5; ++round) {
     compactor_.Thin(*track.sequence, kAll);
     Decode(track, random_.Between(1, 90), 1);
@@ -63,11 +54,11 @@ TEST_F(PlanesPressed, ALaneThatHasLostBitsGoesOnWithoutThem) {
 }
 
 TEST_F(PlanesPressed, OnlyWhatThePolicyAllowsAndNobodyShares) {
-  Track track = Compressed(400, "");
+  Track track = CompressedWith(400, "");
   const Compactor::ReduceOutcome refused = compactor_.Thin(*track.sequence, kAll);
   EXPECT_FALSE(refused.allowed);
   EXPECT_EQ(refused.gained.segments, 0u);
-  Track parent = Compressed(400, ",pressed=4|4");
+  Track parent = CompressedWith(400, ",pressed=4");
   Track child = Fork(parent);
   EXPECT_EQ(compactor_.Thin(*parent.sequence, kAll).gained.segments, 0u);
   EXPECT_EQ(WidthsOf(child), (kernels::PlaneWidths{6, 4}));
