@@ -51,7 +51,8 @@ class Vllm(unittest.TestCase):
                 kubernetes_validate.validate(one, version, strict=True)
 
     def test_it_reaches_the_daemon_as_the_charts_own_worker_does(self):
-        (command,) = [line.lstrip("# ") for line in self.text.splitlines() if "helm install" in line]
+        (command,) = [line.lstrip("# ") for line in self.text.splitlines()
+                      if "helm install" in line]
         given = dict(part.split("=") for part in command.split() if "=" in part)
         self.assertEqual(given, {"device": "cpu", "poolBytes": "8GiB"})
         self.assertEqual(command.split()[:6], ["helm", "install", chart.RELEASE, "helm/tessera",

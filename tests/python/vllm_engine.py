@@ -1,6 +1,6 @@
 """An engine of vLLM in a process of its own, for vllm_test.py: JSON lines in, JSON lines out.
 
-    vllm_engine.py OPTIONS     JSON: "engine" for vllm.LLM, "tessera" for the connector or null
+    vllm_engine.py OPTIONS     JSON: "engine" for vllm.LLM, "tessera": kv_transfer_config or null
 """
 
 import json
@@ -26,14 +26,17 @@ def counters(engine):
             if metric.name in ("vllm:num_preemptions", "vllm:external_prefix_cache_hits")}
 
 
+def best(output):
+    """Of each token: the likeliest ones with the logarithms of their probabilities."""
+    return [[[token, one.logprob] for token, one in each.items()]
+            for each in output.logprobs or ()]
+
+
 def main():
     options = {"enforce_eager": True, "enable_prefix_caching": False, "disable_log_stats": False,
                **given["engine"]}
     if given["tessera"] is not None:
-        options["kv_transfer_config"] = {
-            "kv_connector": "TesseraConnector", "kv_role": "kv_both",
-            "kv_connector_module_path": "tessera_kv.vllm.connector",
-            "kv_connector_extra_config": given["tessera"]}
+        options["kv_transfer_config"] = given["tessera"]
     engine = LLM(**options)
     cache = engine.llm_engine.vllm_config.cache_config
     spec = engine.llm_engine.engine_core.engine_core.scheduler.kv_cache_config
@@ -43,10 +46,11 @@ def main():
     for line in sys.stdin:
         call = json.loads(line)
         sampling = SamplingParams(temperature=0, max_tokens=call["tokens"], ignore_eos=True,
-                                  detokenize=False)
+                                  detokenize=False, logprobs=call["best"] or None)
         outputs = engine.generate([{"prompt_token_ids": ids} for ids in call["prompts"]], sampling,
                                   use_tqdm=False)
         print(json.dumps({"tokens": [list(each.outputs[0].token_ids) for each in outputs],
+                          "best": [best(each.outputs[0]) for each in outputs],
                           **counters(engine)}), file=answers, flush=True)
 
 

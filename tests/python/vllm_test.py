@@ -1,67 +1,12 @@
 """`tessera_kv.vllm` in vLLM itself, on the CPU, beside vLLM's own attention."""
 
 import os
-import pathlib
-import subprocess
-import tempfile
-import time
 import types
 import unittest
 
-from vllm_support import SMOLLM2, Engine, Prompts, equal_share, support, tiny_model
+from vllm_support import HEAD, Shared, restart, support, tk
 
-import tessera_kv as tk
-from tessera_kv.testing import Daemon
 from tessera_kv.vllm import settings, versions
-
-POOL = "--pool-bytes=1GiB"
-HEAD = 1024
-
-
-class Shared(unittest.TestCase):
-    """A folder with a tiny model, and what vLLM's own attention answers to all prompts."""
-
-    @classmethod
-    def setUpClass(cls):
-        folder = tempfile.TemporaryDirectory(prefix="tessera-vllm-")
-        cls.addClassCleanup(folder.cleanup)
-        cls.folder = pathlib.Path(folder.name)
-        cls.model = tiny_model(cls.folder / "model")
-        prompts = Prompts(5)
-        head = prompts.one(HEAD)
-        short = prompts.some(*(3 + 3 * i for i in range(20)))
-        del short[18]  # its two best tokens have logits of 7.32573 and 7.32571: a tie
-        cls.prompts = {
-            "short": short,
-            "long": prompts.some(700, 333, 1100, 64),  # chunks of 512 tokens, beside decoding rows
-            "shared": [head + tail for tail in prompts.some(7, 40, 100, 1)],
-            "crowded": prompts.some(*(90 + i for i in range(8))),
-        }
-        engine = Engine(cls.folder, cls.model)
-        cls.own = engine.about
-        cls.wanted = {name: engine.generate(given, 24) for name, given in cls.prompts.items()}
-        engine.close()
-
-    def daemon(self, *flags):
-        daemon = Daemon(POOL, *flags)
-        self.addCleanup(daemon.close)
-        return daemon
-
-    def engine(self, daemon, policy="", options=None, **more):
-        engine = Engine(self.folder, self.model,
-                        {"address": daemon.address, "policy": policy, **more}, **(options or {}))
-        self.addCleanup(engine.close)
-        return engine
-
-    def tenant(self, daemon):
-        with tk.attach(daemon.address) as worker:
-            return worker.stats()["tenants"][0]
-
-    def wait_until(self, condition):
-        """Asks the daemon again and again."""
-        deadline = time.monotonic() + 120
-        while not condition():
-            self.assertLess(time.monotonic(), deadline)
 
 
 class InVllm(Shared):
@@ -74,16 +19,16 @@ class InVllm(Shared):
         # The pool of vLLM only counts.
         self.assertLess(engine.about["pool_bytes"], self.own["pool_bytes"] / 100)
 
-        before = self.tenant(daemon)["tokens_appended"]
+        before = self.appended(daemon)
         self.assertEqual(engine.generate(self.prompts["shared"], 24), self.wanted["shared"])
-        computed = self.tenant(daemon)["tokens_appended"] - before
+        computed = self.appended(daemon) - before
         self.assertLess(computed, 2 * HEAD)  # the head of 1,024 tokens was computed once
 
         # Another engine begins with it, and none of its tokens are computed again.
         other = self.engine(daemon)
-        before = self.tenant(daemon)["tokens_appended"]
+        before = self.appended(daemon)
         self.assertEqual(other.generate(self.prompts["shared"], 24), self.wanted["shared"])
-        self.assertLess(self.tenant(daemon)["tokens_appended"] - before, HEAD)
+        self.assertLess(self.appended(daemon) - before, HEAD)
 
         # It is killed while it generates. The daemon frees what it had; the first engine goes on.
         idle = self.tenant(daemon)
@@ -106,15 +51,12 @@ class InVllm(Shared):
         engine = self.engine(daemon, options={"max_num_seqs": 4})
         engine.start(self.prompts["short"], 24)
         self.wait_until(lambda: self.tenant(daemon)["sequences"] > 0)
-        daemon.kill()
-        with open(daemon.log, "ab") as log:
-            daemon.process = subprocess.Popen(daemon.process.args, stdout=log, stderr=log,
-                                              stdin=subprocess.DEVNULL)
+        restart(daemon)
         self.assertEqual(engine.answer()["tokens"], self.wanted["short"])
         # The scheduler's attachment found the new daemon, too: the head is computed once.
-        before = self.tenant(daemon)["tokens_appended"]
+        before = self.appended(daemon)
         self.assertEqual(engine.generate(self.prompts["shared"], 24), self.wanted["shared"])
-        self.assertLess(self.tenant(daemon)["tokens_appended"] - before, 2 * HEAD)
+        self.assertLess(self.appended(daemon) - before, 2 * HEAD)
 
     def test_planes(self):
         daemon = self.daemon()
@@ -167,33 +109,6 @@ class Refused(unittest.TestCase):
         with self.assertRaisesRegex(tk.InvalidArgument, "set TESSERA_VLLM_CPU=1"):
             settings.settings_of(self.configuration())
         os.environ["TESSERA_VLLM_CPU"] = "1"
-
-
-@unittest.skipUnless(SMOLLM2.is_dir(), f"{SMOLLM2} does not exist")
-class SmolLM2(unittest.TestCase):
-    PROMPTS = (
-        "The capital of France is", "Once upon a time, there was a", "def fibonacci(n):\n",
-        "Water boils at", "The largest planet of the solar system is", "1. Mix the flour with",
-        "Dear Sir or Madam,", "In 1969, two men", "The derivative of x squared is",
-        "Three animals that lay eggs are", "import numpy as np\n", "Roses are red,",
-        "The opposite of cold is", "What is 7 times 8?", "Shakespeare wrote",
-        "The mitochondrion is", "To be, or not to be,", "SELECT name FROM",
-        "A triangle has three", "She opened the door and",
-    )
-
-    def test_twenty_prompts(self):
-        from transformers import AutoTokenizer
-
-        tokenizer = AutoTokenizer.from_pretrained(SMOLLM2)
-        prompts = [tokenizer(prompt)["input_ids"] for prompt in self.PROMPTS]
-        with tempfile.TemporaryDirectory(prefix="tessera-vllm-") as folder, Daemon(POOL) as daemon:
-            answers = []
-            for tessera in (None, {"address": daemon.address}):
-                engine = Engine(folder, str(SMOLLM2), tessera)
-                answers.append(engine.generate(prompts, 24))
-                engine.close()
-        wanted, got = answers
-        self.assertEqual(equal_share(got, wanted), 1.0)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,16 @@
 """Loads a GGUF file of a llama model into transformers, with weights of one float type.
 
-transformers loads GGUF files, too, but newer versions keep the weights packed.
+transformers loads GGUF files, too, but newer versions keep the weights packed. vLLM reads folders:
+
+    python -m tessera_kv.hf.from_gguf MODEL.gguf FOLDER
 """
 
 from __future__ import annotations
 
+import argparse
+import os
 import pathlib
+import tempfile
 from typing import Any
 
 import torch
@@ -83,3 +88,30 @@ def load(path: str | pathlib.Path, *, dtype: Any = torch.float32,
     if unexpected or set(missing) - {"lm_head.weight"}:
         raise Unsupported(f"{path}: missing {missing}, unexpected {unexpected}")
     return model.eval(), AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+
+
+def convert(path: str | pathlib.Path, folder: str | pathlib.Path) -> None:
+    """Writes the model and its tokenizer to a new folder, in bfloat16."""
+    folder = pathlib.Path(folder).absolute()
+    if folder.exists():
+        raise FileExistsError(f"{folder} exists; name a new folder")
+    model, tokenizer = load(path, dtype=torch.bfloat16, attn_implementation="eager")
+    # In the same file system, so that the folder appears with everything in it.
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as work:
+        made = pathlib.Path(work) / "model"
+        model.save_pretrained(made)
+        tokenizer.save_pretrained(made)
+        os.replace(made, folder)
+
+
+def main() -> None:
+    """Converts a file into a folder."""
+    parser = argparse.ArgumentParser(prog="python -m tessera_kv.hf.from_gguf")
+    parser.add_argument("model", help="a GGUF file of a llama model")
+    parser.add_argument("folder", help="that does not exist yet")
+    options = parser.parse_args()
+    convert(options.model, options.folder)
+
+
+if __name__ == "__main__":
+    main()

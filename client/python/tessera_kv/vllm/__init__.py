@@ -38,5 +38,7 @@ def register() -> None:
     # Without a number vLLM insists on most of the machine's memory before it loads the model.
     # `runner` replaces it then.
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+    # Where Triton works, vLLM would take its second runner, which has other methods.
+    os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
     register_backend(AttentionBackendEnum.CPU_ATTN, BACKEND)
     wrap(CPUModelRunner)
