@@ -21,8 +21,9 @@ LONG_TOKENS = 700
 TOKENS = 64
 # Logarithms of probabilities: float32 attention, added up in another order, moves them by less.
 TIE = 1e-3
-# Of each text, so many tokens are compressed, and so many more predicted, each from those before.
-HEAD, PREDICTED = 1056, 96
+# Of each text, nearly so many tokens are compressed, for which the policy wants 1,024 to learn from
+# and 128 behind them, and so many more predicted, each from those before.
+HEAD, PREDICTED = 1280, 96
 
 
 class SmolLM2(unittest.TestCase):

@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 import unittest
+import urllib.error
 import urllib.request
 
 import support
@@ -183,8 +184,11 @@ class Server:
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", data,
                                          {"Content-Type": "application/json"})
-        with urllib.request.urlopen(request, timeout=timeout) as answer:
-            return answer.read().decode()
+        try:
+            with urllib.request.urlopen(request, timeout=timeout) as answer:
+                return answer.read().decode()
+        except urllib.error.HTTPError as error:
+            raise RuntimeError(f"{error}: {error.read()}\n{self.text()[-8000:]}") from error
 
     def generate(self, prompts, tokens):
         """Greedy tokens of each prompt. The engine has all prompts at once."""
