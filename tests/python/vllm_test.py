@@ -4,9 +4,13 @@ import os
 import types
 import unittest
 
-from vllm_support import HEAD, Shared, restart, support, tk
+import numpy as np
+from vllm_support import HEAD, POOL, Daemon, Shared, restart, support, tk
 
 from tessera_kv.vllm import settings, versions
+from tessera_kv.vllm.geometry import Geometry
+from tessera_kv.vllm.scheduling import Scheduling
+from tessera_kv.vllm.state import State
 
 
 class InVllm(Shared):
@@ -65,6 +69,47 @@ class InVllm(Shared):
         self.assertGreater(self.tenant(daemon)["entries_packed"], 0)
         # Too short to be packed. What a random model makes of packed rows says nothing.
         self.assertEqual(got[3], self.wanted["long"][3])
+
+
+class Restarted(unittest.TestCase):
+    """A daemon gives the ids of the one before it to others."""
+
+    def publish(self, state, ids):
+        rows = np.zeros((2, len(ids), 2, 64), np.float32)
+        with state.worker.sequence(state.model) as sequence:
+            sequence.append(rows, rows)
+            return sequence.publish(ids).prefix
+
+    def test_a_prompt_of_the_daemon_before_is_not_used(self):
+        shape = tk.Layer(4, 2, 64)
+        geometry = Geometry("restarted", (shape, shape), "fp32", 0.0, ())
+        with Daemon(POOL) as daemon:
+            given = settings.Settings(address=daemon.address, threads=1)
+            state, scheduling = State(given, geometry), Scheduling(given)
+            self.addCleanup(state.close)
+            self.addCleanup(scheduling.close)
+            scheduling.open(geometry)
+            first = self.publish(state, range(64))
+            request = types.SimpleNamespace(
+                request_id="a", prompt_token_ids=list(range(80)), all_token_ids=list(range(80)),
+                num_tokens=80, num_prompt_tokens=80, prompt_embeds=None, mm_features=[],
+                lora_request=None, cache_salt=None)
+            self.assertEqual(scheduling.held(request), 64)
+            scheduling.admit(request, 64)
+            (part,) = scheduling.plan(types.SimpleNamespace(
+                preempted_req_ids=None, num_scheduled_tokens={"a": 16},
+                scheduled_new_reqs=[types.SimpleNamespace(req_id="a", block_ids=[[7]],
+                                                          num_computed_tokens=64)],
+                scheduled_cached_reqs=types.SimpleNamespace(
+                    req_ids=[], new_block_ids=[], num_computed_tokens=[]))).parts
+            self.assertEqual((part.prefix, part.ids), (first, list(range(64, 80))))
+            row = state._row(part, 0, 16, 80)
+            self.assertEqual(row.sequence.tokens, 64)
+
+            restart(daemon)
+            state._reattach(tk.Unavailable("restarted"))
+            self.assertEqual(self.publish(state, range(100, 164)), first)  # others, same id
+            self.assertIsNone(state._row(part, 0, 16, 80))
 
 
 class Refused(unittest.TestCase):

@@ -4,6 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from ..worker import Worker
+
+
+def run_of(worker: Worker) -> int:
+    """Which run of the daemon a worker is attached to."""
+    return int(worker.welcome()["instance"])
+
 
 @dataclass
 class Part:
@@ -13,7 +20,8 @@ class Part:
     block: int  # the first of its blocks: what a row of the batch is known by
     ids: list[int]  # of the new tokens
     prompt: int  # tokens that its prompt has
-    prefix: int = 0  # id of the published prompt that it begins with
+    prefix: int = 0  # id of the published prompt that it begins with,
+    daemon: int = 0  # in this run of the daemon: the next one gives the id to another prompt
     publish: bool = False  # the prompt, once it is there
 
 

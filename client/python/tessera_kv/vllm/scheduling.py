@@ -10,7 +10,7 @@ from ..errors import Error
 from ..model import Model
 from ..worker import Match, Worker, attach
 from .geometry import Geometry
-from .plan import Part, Plan
+from .plan import Part, Plan, run_of
 from .settings import Settings
 
 _log = logging.getLogger("vllm.tessera")
@@ -21,6 +21,7 @@ SHARED_TOKENS = 32  # prefixes are matched in whole tiles of so many
 class _Request:
     request: Any  # vLLM's
     match: Match | None = None
+    daemon: int = 0  # the run of the daemon that has found it
     shared: bool = False  # it may be published, and begin with published tokens
     block: int = -1  # its first one
     held: int = 0  # tokens that the worker has computed of it, preempted or not
@@ -66,20 +67,25 @@ class Scheduling:
         ids = list(request.prompt_token_ids)
         if self._is_coming(request.request_id, ids):
             return None
-        known.match = self._match(ids)
+        known.match, known.daemon = self._match(ids)
         return known.match.tokens if known.match else 0
 
-    def _match(self, ids: list[int]) -> Match | None:
-        """The published tokens, but never all of the prompt: its last token must be computed."""
+    def _match(self, ids: list[int]) -> tuple[Match | None, int]:
+        """The published tokens, but never all of the prompt: its last token must be computed. With
+        the run of the daemon that has them."""
         worker, model = self._worker, self._model
         usable = (len(ids) - 1) // SHARED_TOKENS * SHARED_TOKENS
         if worker is None or model is None or not usable:
-            return None
+            return None, 0
         try:
-            return worker.match(model, ids[:usable], policy=self.settings.policy) or None
+            daemon = run_of(worker)
+            match = worker.match(model, ids[:usable], policy=self.settings.policy)
         except Error as error:
             _log.warning("Tessera: shared prompts cannot be looked up: %s", error)
-            return None
+            return None, 0
+        if not match or run_of(worker) != daemon:  # restarted meanwhile, by one of the two
+            return None, 0
+        return match, daemon
 
     def _is_coming(self, name: str, ids: list[int]) -> bool:
         """Whether another request of this engine computes a head of these tokens just now."""
@@ -132,9 +138,10 @@ class Scheduling:
         request = known.request
         tokens = computed + output.num_scheduled_tokens[name]
         prompt = request.num_prompt_tokens
+        begins = known.match is not None and computed == known.match.tokens
         plan.parts.append(Part(
             name, known.block, list(request.all_token_ids[computed:tokens]), prompt,
-            prefix=known.match.prefix if known.match and computed == known.match.tokens else 0,
+            prefix=known.match.prefix if known.match and begins else 0, daemon=known.daemon,
             publish=known.shared and computed < prompt <= tokens))
         known.held = tokens
         if tokens >= prompt:

@@ -15,7 +15,7 @@ from ..sequence import Sequence
 from ..worker import Match, attach
 from .forward import Forward, Row
 from .geometry import Geometry
-from .plan import Part, Plan
+from .plan import Part, Plan, run_of
 from .settings import Settings
 
 _log = logging.getLogger("vllm.tessera")  # vLLM prints what is below "vllm"
@@ -141,7 +141,7 @@ class State:
             sequence = None
         if sequence is None and held == 0:
             sequence = self.worker.sequence(self.model, policy=self.settings.policy)
-        elif sequence is None and part.prefix:
+        elif sequence is None and part.prefix and part.daemon == run_of(self.worker):
             try:
                 sequence = self.worker.fork(
                     Match(self.worker, self.model, part.prefix, held, 0, 0), tokens=held)
