@@ -8,7 +8,7 @@ from ..worker import Worker
 
 
 def run_of(worker: Worker) -> int:
-    """Which run of the daemon a worker is attached to."""
+    """Which run of the daemon a worker is attached to. Unavailable while it is attached to none."""
     return int(worker.welcome()["instance"])
 
 

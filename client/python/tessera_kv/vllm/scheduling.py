@@ -80,12 +80,11 @@ class Scheduling:
         try:
             daemon = run_of(worker)
             match = worker.match(model, ids[:usable], policy=self.settings.policy)
+            if match and run_of(worker) == daemon:  # else it is not known which run has answered
+                return match, daemon
         except Error as error:
             _log.warning("Tessera: shared prompts cannot be looked up: %s", error)
-            return None, 0
-        if not match or run_of(worker) != daemon:  # restarted meanwhile, by one of the two
-            return None, 0
-        return match, daemon
+        return None, 0
 
     def _is_coming(self, name: str, ids: list[int]) -> bool:
         """Whether another request of this engine computes a head of these tokens just now."""
