@@ -88,7 +88,7 @@ class Child:
 
     def __init__(self, options: argparse.Namespace, policy: str) -> None:
         self.policy = policy
-        self.peak = 0  # bytes that the daemon held during its turns
+        self.peak = 0  # bytes of tiles and tail rings that the daemon held during its turns
         self.turns: list[dict[str, float]] = []
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tessera_kv.vllm.bench", *sys.argv[1:],
@@ -100,7 +100,8 @@ class Child:
         assert self.process.stdin is not None and self.process.stdout is not None
         print(file=self.process.stdin, flush=True)
         while not select.select([self.process.stdout], [], [], 0.1)[0]:
-            self.peak = max(self.peak, int(worker.stats()["tenants"][0]["used_bytes"]))
+            tags = worker.stats()["tenants"][0]["used_bytes_by_tag"]
+            self.peak = max(self.peak, tags.get("tiles", 0) + tags.get("tails", 0))
         self.turns.append(self._answer())
 
     def _answer(self) -> dict[str, float]:
