@@ -31,10 +31,12 @@ struct QuadFacts {
   float bias[kTileEntries / kGroupRows][2];
 };
 
+// What a kernel asks about the rows of a part: of a whole one, `rows` are its live entries.
 TESSERA_DEVICE bool IsLiveRow(EntryRange live, std::uint32_t entry) { return live.Contains(entry); }
 TESSERA_DEVICE std::uint32_t PlaceOfRow(EntryRange, std::uint32_t entry) { return entry; }
+// The entries of the part that every column sees. `seen`: the range of places that each sees.
+TESSERA_DEVICE EntryRange WholeRows(EntryRange, EntryRange seen) { return seen; }
 
-// `rows`: the part's live entries.
 template <class Rows>
 TESSERA_DEVICE QuadFacts ReadQuadFacts(const Rows& rows, std::uint32_t entry,
                                        const TileWords& words, const std::byte* shared) {
@@ -170,8 +172,9 @@ TESSERA_DEVICE void FetchTile(const QuadPart& part, const std::byte* tile, std::
   }
 }
 
-// Handles a part from clearing the state to storing the result. fetch(entry, stage) starts the
-// copies of a slice. Block-collective.
+// Handles a part from clearing the state to storing the result. `range`: the entries to walk;
+// `live`: the places that some query sees. fetch(entry, stage) starts the copies of a slice.
+// Block-collective.
 template <class Shape, class Rows, class Fetch>
 TESSERA_DEVICE void AttendQuadPart(const AttendParams& params, const StepSequence& sequence,
                                    const Work& work, const QuadPart& part, const Rows& rows,
@@ -184,6 +187,7 @@ TESSERA_DEVICE void AttendQuadPart(const AttendParams& params, const StepSequenc
   while (ahead < kMost && (ahead + 2) * stage_bytes <= Shape::kWarpBytes) ++ahead;
   QuadState<Shape> state;
   ClearQuads<Shape>(params, sequence, work, part, live, first_column, state);
+  state.whole = WholeRows(rows, state.whole);
   LoadCodes<Shape>(params, sequence, part, work.part.strategy, first_column, state);
   const auto attend = [&](std::uint32_t entry, const std::byte* stage) {
     AttendQuads<Shape>(params, part, rows, entry, stage, state);

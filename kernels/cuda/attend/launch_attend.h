@@ -79,5 +79,11 @@ extern const AttendVariant kAttendPackedInt8Dim256Selected[1];
 extern const AttendVariant kAttendPackedFp8Dim64Selected[2];
 extern const AttendVariant kAttendPackedFp8Dim128Selected[2];
 extern const AttendVariant kAttendPackedFp8Dim256Selected[1];
+extern const AttendVariant kAttendPlanesDim64Selected[2];
+extern const AttendVariant kAttendPlanesDim128Selected[2];
+extern const AttendVariant kAttendPlanesDim256Selected[1];
+extern const AttendVariant kAttendNearPlanesDim64Selected[2];
+extern const AttendVariant kAttendNearPlanesDim128Selected[2];
+extern const AttendVariant kAttendNearPlanesDim256Selected[1];
 
 }  // namespace tessera::kernels::cuda

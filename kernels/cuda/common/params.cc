@@ -121,6 +121,7 @@ AttendParams MakeAttendParams(const AttendCall& call) {
       .max_slots = call.limits.slots,
       .kinds = call.limits.kinds,
       .selected_kinds = call.limits.selected_kinds,
+      .summaries = call.limits.summaries,
       .window = g.sliding_window,
       .causal = call.causal ? 1u : 0u,
       .appended = call.appended ? 1u : 0u,

@@ -84,6 +84,7 @@ struct AttendParams {
   std::uint32_t max_slots;
   std::uint32_t kinds;
   std::uint32_t selected_kinds;
+  std::uint32_t summaries;
   std::uint32_t window;
   std::uint32_t causal;
   std::uint32_t appended;

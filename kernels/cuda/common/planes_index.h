@@ -142,12 +142,13 @@ TESSERA_HOST_DEVICE constexpr float KeyCentre(std::uint32_t width) {
   return (static_cast<float>(1u << width) - 1.0f) / 2.0f;
 }
 
-// What rotate.cuh stores behind the head_dim int8 codes of a query row over planes. The row has
-// room for head_dim 16-bit elements.
+// What rotate.cuh stores behind the head_dim int8 codes of a query row over planes or signs. The
+// row has room for head_dim 16-bit elements.
 struct CodedQuery {
   float scale[kHalves];  // a code's value; NaN if an element is not finite
   float sum[kHalves];    // of the half's codes
   float mean_product;    // q . mu_k
+  float inverse_length;  // of the first half's codes; 1 if they are zeros
 };
 static_assert(64 + sizeof(CodedQuery) <= 64 * 2);
 

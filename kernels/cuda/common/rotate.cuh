@@ -7,9 +7,11 @@
 // logarithm is stored next to it. So fp16 neither overflows nor loses small elements. bf16 is
 // equally precise with or without it.
 //
-// Over planes a row becomes int8 codes (planes_index.h), with q . mu_k beside them.
+// Over planes a row becomes int8 codes (planes_index.h), with q . mu_k beside them; so it does for
+// signs beside dense rows, which its first half scores.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <limits>
 
@@ -20,6 +22,7 @@
 #include "kernels/cuda/common/packed_index.h"
 #include "kernels/cuda/common/params.h"
 #include "kernels/cuda/common/planes_index.h"
+#include "kernels/cuda/common/sign_index.h"
 #include "kernels/cuda/common/work.cuh"
 
 namespace tessera::kernels::cuda {
@@ -230,6 +233,7 @@ TESSERA_DEVICE float SumOfWarp(float value) {
 struct CodedHalf {
   float scale;
   float sum;
+  float squares;  // sum of the codes' squares
 };
 
 // Rounds channels [first, first + head_dim / 2) of a row to codes. The scale is that of the plane:
@@ -251,24 +255,28 @@ TESSERA_DEVICE CodedHalf CodeHalf(const float* row, std::uint32_t first, std::ui
   finite = gpu::Ballot(!finite) == 0;
   const float scale = peak != 0 ? peak / 127 : 1;
   float sum = 0;
+  float squares = 0;
   for (std::uint32_t i = first + gpu::Lane(); i < first + count; i += kWarp) {
     // Adding 1.5 x 2^23 rounds to a whole number, ties to even.
     constexpr float kWhole = 12582912.0f;
     const float code = finite ? (row[i] / scale + kWhole) - kWhole : 0;
     if (store) codes[i] = static_cast<std::int8_t>(code);
     sum += code;
+    squares += code * code;
   }
-  // The sum of whole numbers is exact.
-  return {.scale = finite ? scale : std::numeric_limits<float>::quiet_NaN(), .sum = SumOfWarp(sum)};
+  // The sums of whole numbers are exact.
+  return {.scale = finite ? scale : std::numeric_limits<float>::quiet_NaN(),
+          .sum = SumOfWarp(sum),
+          .squares = SumOfWarp(squares)};
 }
 
-// Stores the rotated rows as codes, one warp per column.
+// Stores the rotated rows as codes, one warp per column. A null mean is zeros.
 TESSERA_DEVICE void StoreCodes(const AttendParams& params, const TileShape& shape,
                                const std::byte* mean, std::uint32_t strategy,
                                std::uint32_t first_column, std::uint32_t columns,
                                const float* queries, const float* rotated) {
   const std::uint32_t half = params.head_dim / kHalves;
-  const bool two = shape.key_planes.second != 0;
+  const bool two = shape.key_planes.second != 0 || HasSigns(shape);
   for (std::uint32_t c = gpu::Warp(); c < kTileColumns; c += gpu::Threads() / kWarp) {
     const bool store = first_column + c < columns;
     const float* row = rotated + c * params.head_dim;
@@ -281,9 +289,10 @@ TESSERA_DEVICE void StoreCodes(const AttendParams& params, const TileShape& shap
                                          two ? (h + 1) * half : params.head_dim, store, codes);
       coded.scale[h] = of_half.scale;
       coded.sum[h] = of_half.sum;
+      if (h == 0) coded.inverse_length = of_half.squares > 0 ? 1 / ::sqrtf(of_half.squares) : 1;
     }
     float product = 0;
-    for (std::uint32_t i = gpu::Lane(); i < params.head_dim; i += kWarp) {
+    for (std::uint32_t i = gpu::Lane(); mean != nullptr && i < params.head_dim; i += kWarp) {
       product += queries[i * kTileColumns + c] * LoadElement(mean, i, ElementType::kBf16);
     }
     coded.mean_product = SumOfWarp(product);
@@ -298,9 +307,13 @@ TESSERA_DEVICE void RotateQueries(const AttendParams& params) {
   const StepReader step(params.step);
   if (!Serves(params, step) || gpu::BlockX() >= step.layer(params.layer).strategies) return;
   const StepStrategy& strategy = step.strategy(params.layer, gpu::BlockX());
-  if (!strategy.shape.packed() || strategy.shape.head_dim != params.head_dim) return;
-  Rotations rotations;
   const std::uint32_t kv_heads = step.layer(params.layer).kv_heads;
+  const StepSequence& sequence = step.sequence(strategy.lane / kv_heads);
+  // Dense rows need no rotated queries, unless their signs are scored.
+  const bool scored = HasSigns(strategy.shape) && sequence.rule.selects != 0;
+  if (!(strategy.shape.packed() || scored)) return;
+  if (strategy.shape.head_dim != params.head_dim) return;
+  Rotations rotations;
   if (!rotations.Find(step.arena(), strategy)) {
     if (gpu::Thread() == 0) {
       gpu::AtomicMin(params.fault,
@@ -308,7 +321,6 @@ TESSERA_DEVICE void RotateQueries(const AttendParams& params) {
     }
     return;
   }
-  const StepSequence& sequence = step.sequence(strategy.lane / kv_heads);
   const std::uint32_t columns = sequence.queries * params.group;
   const std::uint32_t first_column = gpu::BlockY() * kTileColumns;
   if (first_column >= columns) return;
@@ -323,7 +335,7 @@ TESSERA_DEVICE void RotateQueries(const AttendParams& params) {
   }
   gpu::SyncBlock();
   const std::uint32_t limit = columns < params.max_columns ? columns : params.max_columns;
-  if (strategy.shape.planes()) {
+  if (strategy.shape.planes() || HasSigns(strategy.shape)) {
     StoreCodes(params, strategy.shape, rotations.key_mean, gpu::BlockX(), first_column, limit,
                queries, rotated);
   } else {

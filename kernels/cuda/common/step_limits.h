@@ -22,6 +22,7 @@ struct StepLimits {
   std::uint32_t pieces = 0;      // pieces that the blocks are scored in
   std::uint32_t slots = 0;       // parts of selected blocks, at most
   std::uint32_t selected_kinds = 0;
+  std::uint32_t summaries = 0;  // kinds of block summaries
 };
 
 }  // namespace tessera::kernels::cuda

@@ -130,9 +130,9 @@ TESSERA_HOST_DEVICE constexpr PartKind KindOf(const TileShape& shape) {
 static_assert(KindOf({.format = TileFormat::kPackedBf16}) == PartKind::kPackedBf16);
 static_assert(KindOf({.format = TileFormat::kPackedFp8}) == PartKind::kPackedFp8);
 
-// Whether the kernels read tiles of this shape: not with signs.
-TESSERA_HOST_DEVICE constexpr bool IsServed(const TileShape& shape) {
-  return shape.summary != Summary::kSigns;
+// A set of kinds of summaries is a mask, too. Signs have a score kernel of their own.
+TESSERA_HOST_DEVICE constexpr std::uint32_t SummaryBit(Summary summary) {
+  return 1u << static_cast<std::uint32_t>(summary);
 }
 
 // The kind of a part of selected blocks. Selected dense parts share one kernel, with or without
@@ -158,8 +158,9 @@ struct StepLayer {
   std::uint32_t choices;          // choices of the layer
   std::uint32_t blocks;           // blocks of its choices
   std::uint32_t selected_kinds;   // mask of the kinds of their parts (SelectedKindOf)
+  std::uint32_t summaries;        // mask of the kinds of their summaries (SummaryBit)
 };
-static_assert(sizeof(StepLayer) == 44);
+static_assert(sizeof(StepLayer) == 48);
 
 struct StepLane {
   std::uint32_t first_segment;  // among all segments of the image

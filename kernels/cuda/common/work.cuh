@@ -155,7 +155,8 @@ TESSERA_DEVICE bool ServesSelections(const AttendParams& params, const StepReade
          layer.blocks <= params.max_blocks &&
          step.pieces(params.layer)[layer.selections] <= params.max_pieces &&
          step.slots(params.layer)[layer.selections] <= params.max_slots &&
-         (layer.selected_kinds & ~params.selected_kinds) == 0;
+         (layer.selected_kinds & ~params.selected_kinds) == 0 &&
+         (layer.summaries & ~params.summaries) == 0;
 }
 
 // Returns true if a launch with these limits and this geometry can handle the image.

@@ -14,14 +14,15 @@ namespace tessera::kernels::cuda {
 
 TESSERA_DEVICE RotateSource SourceOf(const EncodeTileJob& job, const DeviceStrategy& strategy,
                                      ElementType type, bool of_value) {
-  // Dense rows are not rotated.
-  const std::uint64_t rotation = !strategy.shape.packed() ? 0
-                                 : of_value               ? strategy.value_rotation
-                                                          : strategy.key_rotation;
+  // Dense rows are stored as they are. Keys with signs are rotated for these.
+  const bool signs = HasSigns(strategy.shape) && !of_value;
+  const std::uint64_t rotation = !strategy.shape.packed() && !signs ? 0
+                                 : of_value                         ? strategy.value_rotation
+                                                                    : strategy.key_rotation;
   return {.rows = reinterpret_cast<const std::byte*>(of_value ? job.value : job.key),
           .stride = job.stride,
           .rotation = reinterpret_cast<const std::byte*>(rotation),
-          .mean = !strategy.shape.planes()
+          .mean = !strategy.shape.planes() && !signs
                       ? nullptr
                       : reinterpret_cast<const std::byte*>(of_value ? strategy.value_mean
                                                                     : strategy.key_mean),
@@ -105,7 +106,12 @@ TESSERA_DEVICE void EncodeTile(const EncodeTilesParams& params) {
     return;
   }
   auto* tile = reinterpret_cast<std::byte*>(job.tile);
+  auto* summaries = reinterpret_cast<std::byte*>(job.summaries);
   if (shape.planes()) {
+    if (HasSigns(shape) && !of_value) {
+      StoreSigns<Shape>(layout, summaries, job.rows, rotated);
+      gpu::SyncBlock();  // before codes take the place of the rows
+    }
     const bool refused = StoreQuads<Shape>(strategy, of_value, job.rows, rotated, tile);
     if (gpu::Ballot(refused) != 0 && gpu::Lane() == 0) {
       gpu::AtomicMin(params.unusable, gpu::BlockX());
@@ -118,8 +124,7 @@ TESSERA_DEVICE void EncodeTile(const EncodeTilesParams& params) {
   if (of_value) return;
   StoreJobWords(job, shape, layout, tile);
   gpu::SyncBlock();  // `rotated` holds the stored rows, and no thread reads the old ones any more
-  StoreSummaries<Shape>(shape, layout, reinterpret_cast<std::byte*>(job.summaries), job.rows,
-                        rotated);
+  StoreSummaries<Shape>(shape, layout, summaries, job.rows, rotated);
 }
 
 }  // namespace tessera::kernels::cuda

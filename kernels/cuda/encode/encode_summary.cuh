@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/cuda/common/sign_index.h"
 #include "kernels/cuda/encode/encode_row.cuh"
 
 namespace tessera::kernels::cuda {
@@ -107,12 +108,46 @@ TESSERA_DEVICE void StoreMinMax(const TileShape& shape, const TileLayout& layout
   }
 }
 
-// `keys` holds the rows before rounding for means, and the rows as stored for min/max; it is
-// overwritten. No other thread may still be using it.
+// The sign index of a key z, with one warp: a ballot over 32 channels is a word of the bits.
+template <class Shape>
+TESSERA_DEVICE void StoreSignRow(const TileLayout& layout, std::byte* summaries, std::uint32_t row,
+                                 const float* z) {
+  constexpr std::uint32_t kWords = SignBytes(Shape::kHeadDim) / 4;
+  auto* bits = reinterpret_cast<std::uint32_t*>(summaries + layout.block_bits) + row * kWords;
+  float sum = 0;
+  TESSERA_UNROLL
+  for (std::uint32_t w = 0; w < Shape::kHeadDim / kWarp; ++w) {
+    const float element = z[w * kWarp + gpu::Lane()];
+    sum += Magnitude(element);
+    if (w >= kWords) continue;
+    const std::uint32_t word = gpu::Ballot(element >= 0);
+    if (gpu::Lane() == 0) bits[w] = word;
+  }
+  TESSERA_UNROLL
+  for (std::uint32_t mask = 1; mask < kWarp; mask *= 2) sum += gpu::ShuffleXor(sum, mask);
+  const float mean = sum / Shape::kHeadDim;
+  if (gpu::Lane() == 0) summaries[layout.block_data + row] = static_cast<std::byte>(NormByte(mean));
+}
+
+// `keys` holds the rotated rows.
+template <class Shape>
+TESSERA_DEVICE void StoreSigns(const TileLayout& layout, std::byte* summaries, std::uint32_t rows,
+                               const float* keys) {
+  for (std::uint32_t r = gpu::Warp(); r < rows; r += Shape::kWarps) {
+    StoreSignRow<Shape>(layout, summaries, r, keys + r * Shape::kRowFloats);
+  }
+  constexpr std::uint32_t kBytes = SignBytes(Shape::kHeadDim);
+  ZeroBytes(summaries + layout.block_bits + rows * kBytes, (kTileEntries - rows) * kBytes);
+  ZeroBytes(summaries + layout.block_data + rows, kTileEntries - rows);
+}
+
+// `keys` holds the rows before rounding for means and signs, and the rows as stored for min/max; it
+// is overwritten. No other thread may still be using it.
 template <class Shape>
 TESSERA_DEVICE void StoreSummaries(const TileShape& shape, const TileLayout& layout,
                                    std::byte* summaries, std::uint32_t rows, float* keys) {
   if (shape.summary == Summary::kNone) return;
+  if (HasSigns(shape)) return StoreSigns<Shape>(layout, summaries, rows, keys);
   if (shape.summary == Summary::kMean) StoreMeans<Shape>(shape, layout, summaries, rows, keys);
   if (shape.summary == Summary::kMinMax) StoreMinMax<Shape>(shape, layout, summaries, rows, keys);
   ZeroUnusedRows(summaries, ArraysOf(layout, TileRows::kBlock), UsedBlocks(shape, rows),

@@ -23,7 +23,8 @@ struct DeviceStrategy {
   ElementType rotation_type = ElementType::kBf16;
   std::uint64_t key_rotation = 0;
   std::uint64_t value_rotation = 0;
-  // Planes only. Means are as in RotationView, 16-byte aligned; error limits as in EncodeJob.
+  // Of planes, and the keys' mean of signs. Means are as in RotationView, 16-byte aligned; error
+  // limits as in EncodeJob.
   std::uint64_t key_mean = 0;
   std::uint64_t value_mean = 0;
   float key_error_limit = std::numeric_limits<float>::infinity();

@@ -97,6 +97,25 @@ TESSERA_DEVICE void GatherQuads(const DeviceStrategy& from, const DeviceStrategy
   }
 }
 
+// Copies the signs of the rows from the indexes of their tiles, with zeros after the last one. One
+// warp per row.
+TESSERA_DEVICE void GatherSigns(const DeviceStrategy& from, const DeviceStrategy& to,
+                                const GatherRow* rows, std::uint32_t count, std::byte* summaries) {
+  const std::uint32_t bytes = SignBytes(to.shape.head_dim);
+  for (std::uint32_t r = gpu::Warp(); r < kTileEntries; r += gpu::Threads() / kWarp) {
+    const bool live = r < count;
+    const std::byte* bits =
+        live ? rows[r].summaries + from.layout.block_bits + rows[r].row * bytes : nullptr;
+    if (gpu::Lane() < bytes) {
+      summaries[to.layout.block_bits + r * bytes + gpu::Lane()] =
+          live ? bits[gpu::Lane()] : std::byte{0};
+    }
+    if (gpu::Lane() != 0) continue;
+    summaries[to.layout.block_data + r] =
+        live ? rows[r].summaries[from.layout.block_data + rows[r].row] : std::byte{0};
+  }
+}
+
 // Grid: jobs.
 template <std::uint32_t kHeadDim>
 TESSERA_DEVICE void GatherTileRows(const GatherTilesParams& params) {
@@ -116,20 +135,22 @@ TESSERA_DEVICE void GatherTileRows(const GatherTilesParams& params) {
     const std::uint32_t r = gpu::Thread();
     StoreGatheredWords(from, to, r < job.row_count ? rows + r : nullptr, tile, r);
   }
+  auto* summaries = reinterpret_cast<std::byte*>(job.summaries);
+  if (HasSigns(shape)) GatherSigns(from, to, rows, job.row_count, summaries);
   if (shape.planes()) return GatherQuads<Shape>(from, to, rows, job.row_count, keys, tile);
   for (std::uint32_t r = gpu::Warp(); r < job.row_count; r += Shape::kWarps) {
     auto* source = const_cast<std::byte*>(rows[r].tile);
     CopyStoredRow(to_keys, tile, r, from_keys, source, rows[r].row);
     CopyStoredRow(to_values, tile, r, from_values, source, rows[r].row);
-    if (shape.summary == Summary::kNone) continue;
+    if (shape.summary == Summary::kNone || HasSigns(shape)) continue;
     ReadStoredRow(shape, shape.key, PlaceOf(source, from_keys, rows[r].row), PaddedChannels(shape),
                   keys + r * Shape::kRowFloats);
   }
   ZeroUnusedRows(tile, to_keys, job.row_count, kTileEntries);
   ZeroUnusedRows(tile, to_values, job.row_count, kTileEntries);
+  if (HasSigns(shape)) return;
   gpu::SyncBlock();
-  StoreSummaries<Shape>(shape, to.layout, reinterpret_cast<std::byte*>(job.summaries),
-                        job.row_count, keys);
+  StoreSummaries<Shape>(shape, to.layout, summaries, job.row_count, keys);
 }
 
 // Grid: jobs, MomentsSquares(head_dim). A thread sums four elements of one column in row order and

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "kernels/cuda/common/lane_index.h"
+#include "kernels/cuda/common/sign_index.h"
 
 namespace tessera::kernels::cuda {
 namespace {
@@ -15,8 +16,7 @@ constexpr std::uint64_t RoundUp(std::uint64_t value, std::uint64_t unit) {
 bool IsServedSegment(const SegmentView& segment, const DenseTile& tile) {
   const TileShape& shape = segment.shape;
   if (UnsupportedReason(shape) != nullptr || shape.head_dim != tile.head_dim) return false;
-  if (!IsServed(shape)) return false;
-  if (!shape.packed()) return shape.format == DenseFormat(tile.type);
+  if (!shape.packed() && shape.format != DenseFormat(tile.type)) return false;
   return HasRequiredRotations(shape, segment.rotation);
 }
 
@@ -31,6 +31,25 @@ bool CanBePacked(const LaneView& lane, const DenseTile& tile) {
 std::uint64_t MeanBytes(const TileShape& shape) {
   return std::uint64_t{shape.head_dim} * ElementBytes(ElementType::kBf16);
 }
+std::uint64_t RotationBytes(const SegmentView& segment, const RowShape& side) {
+  return kernels::RotationBytes(segment.shape, side, segment.rotation.type);
+}
+
+// What the kernels read of a segment's rotations. Dense rows have none, except keys with signs.
+struct Sides {
+  explicit Sides(const SegmentView& segment) {
+    const RotationView& all = segment.rotation;
+    const TileShape& shape = segment.shape;
+    if (shape.packed() || HasSigns(shape)) key = all.key;
+    if (shape.packed()) value = all.value;
+    if (shape.planes() || HasSigns(shape)) key_mean = all.key_mean;
+    if (shape.planes()) value_mean = all.value_mean;
+  }
+  const std::byte* key = nullptr;
+  const std::byte* value = nullptr;
+  const std::byte* key_mean = nullptr;
+  const std::byte* value_mean = nullptr;
+};
 
 }  // namespace
 
@@ -73,15 +92,11 @@ void HostBatchImage::MeasurePool() {
         Allocate(std::uint64_t{tiles} * 8);
         for (std::uint32_t t = 0; t < tiles; ++t) Allocate(layout.summary_bytes);
       }
-      if (!segment.shape.packed()) continue;
-      const auto allocate = [&](const std::byte* matrix, const RowShape& side) {
-        if (matrix != nullptr) Allocate(RotationBytes(segment.shape, side, segment.rotation.type));
-      };
-      allocate(segment.rotation.key, segment.shape.key);
-      allocate(segment.rotation.value, segment.shape.value);
-      if (!segment.shape.planes()) continue;
-      Allocate(MeanBytes(segment.shape));
-      Allocate(MeanBytes(segment.shape));
+      const Sides sides(segment);
+      if (sides.key != nullptr) Allocate(RotationBytes(segment, segment.shape.key));
+      if (sides.value != nullptr) Allocate(RotationBytes(segment, segment.shape.value));
+      if (sides.key_mean != nullptr) Allocate(MeanBytes(segment.shape));
+      if (sides.value_mean != nullptr) Allocate(MeanBytes(segment.shape));
     }
   }
   extents_ = static_cast<std::uint32_t>((next_ + extent_bytes_ - 1) / extent_bytes_);
@@ -118,17 +133,16 @@ void HostBatchImage::PackObject(const SegmentView& segment, std::uint64_t host_o
 
 std::uint64_t HostBatchImage::PackRotation(const SegmentView& segment, const RowShape& side,
                                            const std::byte* matrix) {
-  if (!segment.shape.packed() || matrix == nullptr) return kNoRotation;
-  const TileShape& shape = segment.shape;
-  const ElementType type = segment.rotation.type;
-  const std::uint64_t offset = Allocate(RotationBytes(shape, side, type));
-  std::memcpy(PoolAt(offset), matrix,
-              std::size_t{side.channels} * shape.head_dim * ElementBytes(type));
+  if (matrix == nullptr) return kNoRotation;
+  const std::uint64_t offset = Allocate(RotationBytes(segment, side));
+  std::memcpy(
+      PoolAt(offset), matrix,
+      std::size_t{side.channels} * segment.shape.head_dim * ElementBytes(segment.rotation.type));
   return offset;
 }
 
 std::uint64_t HostBatchImage::PackMean(const SegmentView& segment, const std::byte* mean) {
-  if (!segment.shape.planes()) return kNoRotation;
+  if (mean == nullptr) return kNoRotation;
   const std::uint64_t offset = Allocate(MeanBytes(segment.shape));
   std::memcpy(PoolAt(offset), mean, MeanBytes(segment.shape));
   return offset;
@@ -151,17 +165,18 @@ SegmentSpec HostBatchImage::PackSegment(const SegmentView& segment) {
     PackObject(segment, from, layout.summary_bytes, kSummaryAlignment,
                summary_table + std::uint64_t{t} * 8);
   }
+  const Sides sides(segment);
   return {.tile_table = table,
           .summary_table = summary_table,
           .first_position = segment.first_position,
           .entries = segment.entries,
           .shape = segment.shape,
           .position_span = segment.positions(),
-          .key_rotation = PackRotation(segment, segment.shape.key, segment.rotation.key),
-          .value_rotation = PackRotation(segment, segment.shape.value, segment.rotation.value),
+          .key_rotation = PackRotation(segment, segment.shape.key, sides.key),
+          .value_rotation = PackRotation(segment, segment.shape.value, sides.value),
           .rotation_type = segment.rotation.type,
-          .key_mean = PackMean(segment, segment.rotation.key_mean),
-          .value_mean = PackMean(segment, segment.rotation.value_mean)};
+          .key_mean = PackMean(segment, sides.key_mean),
+          .value_mean = PackMean(segment, sides.value_mean)};
 }
 
 HostBatchImage::PackedLane HostBatchImage::PackLane(const LaneView& lane) {

@@ -62,7 +62,10 @@ std::span<const std::span<const AttendVariant>> EverySelectedVariant() {
       kAttendPackedFp16Dim256Selected, kAttendPackedInt8Dim64Selected,
       kAttendPackedInt8Dim128Selected, kAttendPackedInt8Dim256Selected,
       kAttendPackedFp8Dim64Selected,   kAttendPackedFp8Dim128Selected,
-      kAttendPackedFp8Dim256Selected};
+      kAttendPackedFp8Dim256Selected,  kAttendPlanesDim64Selected,
+      kAttendPlanesDim128Selected,     kAttendPlanesDim256Selected,
+      kAttendNearPlanesDim64Selected,  kAttendNearPlanesDim128Selected,
+      kAttendNearPlanesDim256Selected};
   return all;
 }
 

@@ -5,6 +5,7 @@
 
 #include "kernels/cuda/common/lane_index.h"
 #include "kernels/cuda/common/selection_index.h"
+#include "kernels/cuda/common/sign_index.h"
 
 namespace tessera::kernels::cuda {
 namespace {
@@ -74,16 +75,18 @@ bool RotationFits(const DeviceArena& arena, const SegmentSpec& segment, const Ro
                        kTileAlignment) != 0;
 }
 
-// Returns true if all four parts of a book are in the pool.
+// Returns true if the parts of a book that the shape needs are in the pool: all four with planes,
+// the keys' with signs beside dense rows.
 bool BookFits(const DeviceArena& arena, const SegmentSpec& segment) {
   const auto fits = [&](std::uint64_t offset, std::uint64_t bytes) {
     return offset != kNoRotation && ResolveObject(arena, offset, bytes, kTileAlignment) != 0;
   };
   const std::uint64_t row = segment.shape.head_dim * ElementBytes(ElementType::kBf16);
   const std::uint64_t matrix = segment.shape.head_dim * row;
-  return segment.rotation_type == ElementType::kBf16 && fits(segment.key_rotation, matrix) &&
-         fits(segment.value_rotation, matrix) && fits(segment.key_mean, row) &&
-         fits(segment.value_mean, row);
+  if (segment.rotation_type != ElementType::kBf16) return false;
+  if (!fits(segment.key_rotation, matrix) || !fits(segment.key_mean, row)) return false;
+  return !segment.shape.planes() ||
+         (fits(segment.value_rotation, matrix) && fits(segment.value_mean, row));
 }
 
 // Raises the selection limits to cover `needed`.
@@ -94,6 +97,7 @@ void Cover(StepLimits& limits, const StepLimits& needed) {
   limits.pieces = std::max(limits.pieces, needed.pieces);
   limits.slots = std::max(limits.slots, needed.slots);
   limits.selected_kinds |= needed.selected_kinds;
+  limits.summaries |= needed.summaries;
 }
 
 }  // namespace
@@ -157,7 +161,8 @@ void StepWriter::BeginLayer(std::uint32_t kv_heads, ElementType type) {
                                                               .first_choice = choices_,
                                                               .choices = 0,
                                                               .blocks = 0,
-                                                              .selected_kinds = 0};
+                                                              .selected_kinds = 0,
+                                                              .summaries = 0};
   At<std::uint32_t>(At<StepHeader>(0)->works_offset)[lanes_ + layers_] = 0;
   At<std::uint32_t>(At<StepHeader>(0)->pieces_offset)[selections_ + layers_] = 0;
   At<std::uint32_t>(At<StepHeader>(0)->slots_offset)[selections_ + layers_] = 0;
@@ -176,11 +181,11 @@ DeviceArena StepWriter::Arena() {
 
 bool StepWriter::Fits(const SegmentSpec& segment) {
   const TileShape& shape = segment.shape;
-  if (!IsPlain(shape) && (UnsupportedReason(shape) != nullptr || !IsServed(shape))) return false;
+  if (!IsPlain(shape) && UnsupportedReason(shape) != nullptr) return false;
   if (!shape.packed() && shape.format != DenseFormat(type_)) return false;
   if (segment.entries == 0) return true;
   const DeviceArena arena = Arena();
-  if (shape.planes()) {
+  if (shape.planes() || HasSigns(shape)) {
     if (!BookFits(arena, segment)) return false;
   } else if (shape.packed() &&
              (!RotationFits(arena, segment, shape.key, segment.key_rotation) ||
@@ -315,6 +320,7 @@ std::uint32_t StepWriter::AddChoice(const SegmentSpec& segment) {
   whole_slots_ += SelectedPartsOf(blocks, block);
   selectable_ += segment.entries;
   layer.selected_kinds |= KindBit(SelectedKindOf(segment.shape));
+  layer.summaries |= SummaryBit(segment.shape.summary);
   return selection_.choices++;
 }
 
@@ -345,7 +351,8 @@ void StepWriter::CloseSelection() {
                     .blocks = layer.blocks,
                     .pieces = pieces[0],
                     .slots = slots[0],
-                    .selected_kinds = layer.selected_kinds});
+                    .selected_kinds = layer.selected_kinds,
+                    .summaries = layer.summaries});
 }
 
 void StepWriter::CloseLane() {

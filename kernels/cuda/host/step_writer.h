@@ -74,11 +74,11 @@ struct SegmentSpec {
   std::uint32_t entries = 0;
   TileShape shape;
   std::uint64_t position_span = 0;  // 0: as many as entries
-  // For packed tiles: pool offsets, or kNoRotation.
+  // For packed tiles and signs: pool offsets, or kNoRotation.
   std::uint64_t key_rotation = kNoRotation;
   std::uint64_t value_rotation = kNoRotation;
   ElementType rotation_type = ElementType::kBf16;
-  // The means of a book, which planes have.
+  // The means of a book, which planes have. Signs beside dense rows have the keys' side of one.
   std::uint64_t key_mean = kNoRotation;
   std::uint64_t value_mean = kNoRotation;
 };

@@ -2,6 +2,7 @@
 #include <cstring>
 #include <string>
 
+#include "kernels/cuda/common/sign_index.h"
 #include "kernels/cuda/encode/observe_index.h"
 #include "kernels/cuda/host/tile_ops.h"
 
@@ -26,12 +27,12 @@ std::string_view StrategyProblem(std::span<const DeviceStrategy> strategies, std
     return "the layout does not belong to the shape";
   }
   if (strategy.shape.head_dim != strategies[0].shape.head_dim) return "more than one head_dim";
-  if (strategy.shape.summary == Summary::kSigns) return "an index of signs is not served";
   return {};
 }
 
 std::string_view RotationProblem(const DeviceStrategy& strategy) {
-  if (!strategy.shape.packed()) return {};
+  const bool key_book = strategy.shape.planes() || HasSigns(strategy.shape);
+  if (!strategy.shape.packed() && !key_book) return {};
   if (!IsElementType(static_cast<std::uint8_t>(strategy.rotation_type))) {
     return "the rotation's element type is unknown";
   }
@@ -45,11 +46,13 @@ std::string_view RotationProblem(const DeviceStrategy& strategy) {
   for (const std::uint64_t rotation : {strategy.key_rotation, strategy.value_rotation}) {
     if (rotation % kAlignment != 0) return "the rotation is not 16-byte aligned";
   }
-  if (!strategy.shape.planes()) return {};
-  const bool book = strategy.key_rotation != 0 && strategy.value_rotation != 0 &&
-                    Chunked(strategy.key_mean) && Chunked(strategy.value_mean);
-  if (!book || strategy.rotation_type != ElementType::kBf16) {
-    return "planes need rotations and means in bf16, 16-byte aligned";
+  if (!key_book) return {};
+  const bool bf16 = strategy.rotation_type == ElementType::kBf16;
+  if (!bf16 || strategy.key_rotation == 0 || !Chunked(strategy.key_mean)) {
+    return "planes and signs need a rotation and a mean of keys in bf16, 16-byte aligned";
+  }
+  if (strategy.shape.planes() && (strategy.value_rotation == 0 || !Chunked(strategy.value_mean))) {
+    return "planes need a rotation and a mean of values in bf16, 16-byte aligned";
   }
   return {};
 }
@@ -129,8 +132,9 @@ std::string_view KeysProblem(std::span<const DeviceStrategy> strategies, Element
   if (!strategy.shape.packed() && ElementsOf(strategy.shape.format) != type) {
     return "the keys' type differs from the dense tile's";
   }
-  if (const std::string_view rotation = RotationProblem(strategy); !rotation.empty()) {
-    return rotation;
+  if (strategy.shape.packed()) {  // dense keys are not turned back
+    const std::string_view rotation = RotationProblem(strategy);
+    if (!rotation.empty()) return rotation;
   }
   if (!RowCount(job.rows)) return "the row count is not in 1..32";
   if (!Chunked(job.tile)) return "the tile is null or not 16-byte aligned";
@@ -155,6 +159,9 @@ std::string_view GatherProblem(std::span<const DeviceStrategy> strategies, const
     if (!Chunked(source)) return "a source is null or not 16-byte aligned";
     if (source == job.tile) return "the new tile is one of its sources";
     if (row.row >= kTileEntries) return "a source row is not in 0..31";
+    if (HasSigns(strategies[job.to].shape) && row.summaries == nullptr) {
+      return "a source has no address of its signs";
+    }
   }
   return {};
 }

@@ -8,6 +8,9 @@
 
 namespace tessera::kernels::cuda {
 
+// Scores the blocks of segments with signs, on the grid of all scores.
+cudaError_t LaunchScoreSigns(const AttendParams& params, dim3 grid, cudaStream_t stream);
+
 cudaError_t LaunchSelection(const DeviceLimits& device, const AttendParams& params,
                             cudaStream_t stream);
 

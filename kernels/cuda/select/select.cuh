@@ -1,6 +1,6 @@
 // Selects the blocks of a lane. One block of threads handles one lane.
 //
-//   row sums    log-sum-exp of each query row, from the sums of the pieces
+//   row sums    by share: log-sum-exp of each query row, from the sums of the pieces
 //   values      of a block: the largest score over the rows, less the row's sum (by share)
 //   threshold   the value at which the budget is met: four radix passes of 8 bits over a histogram
 //               of entries
@@ -360,9 +360,10 @@ TESSERA_DEVICE void SelectBlocks(const AttendParams& params) {
                            .visible = params.visible + selection.first_block,
                            .taken = params.taken + selection.first_block};
   const SelectShared shared;
-  SumRows(params, step, lane);
+  const bool by_share = sequence.rule.by_share != 0;
+  if (by_share) SumRows(params, step, lane);
   gpu::SyncBlock();
-  const Visible own = LaneValues(params, lane, sequence.rule.by_share != 0);
+  const Visible own = LaneValues(params, lane, by_share);
   const std::uint32_t visible = SumOverBlock(own.entries, shared).all;
   const std::uint32_t forced = SumOverBlock(own.forced, shared).all;
   const std::uint32_t newest =

@@ -87,7 +87,6 @@ class CudaSubject final : public AttendSubject {
   ErrorBound bound_of(const TileShape& shape) const override { return CudaBoundOf(shape); }
   bool rows_are_independent() const override { return true; }
   bool survives_fork() const override { return false; }
-  bool serves_signs() const override { return false; }
 
   AttendResult Run(const AttendBatch& batch, Executor&) override {
     const HostItems items(batch);
@@ -111,7 +110,6 @@ class EmulatedSubject final : public AttendSubject {
   ErrorBound bound(ElementType type) const override { return cuda::CudaErrorBound(type); }
   ErrorBound bound_of(const TileShape& shape) const override { return CudaBoundOf(shape); }
   bool rows_are_independent() const override { return true; }
-  bool serves_signs() const override { return false; }
   int rounds(int usual) const override { return (usual + 2) / 3; }  // slow: one thread for a grid
 
   // Every run uses another grid and another order of threads.

@@ -21,13 +21,13 @@ constexpr PlaneWidths kValueWidths[] = {{4, 0}, {4, 2}, {8, 0}, {6, 4}, {2, 0}};
 
 // Segments of planes that share a few books, among dense and packed ones; then a dense tail.
 struct PlanesMixture {
-  PlanesMixture(const BatchShape& batch, bool signs, std::uint32_t segments,
-                std::uint32_t most_entries, std::uint32_t tail, TestRandom& random) {
+  PlanesMixture(const BatchShape& batch, std::uint32_t segments, std::uint32_t most_entries,
+                std::uint32_t tail, TestRandom& random) {
     const std::uint32_t dim = batch.geometry.head_dim;
     std::vector<SegmentPlan> plan;
     std::uint32_t count = tail;
     for (std::uint32_t s = 0; s < segments; ++s) {
-      if (strategies.empty() || !random.OneIn(2)) AddStrategy(batch, signs, random);
+      if (strategies.empty() || !random.OneIn(2)) AddStrategy(batch, random);
       plan.push_back({.strategy = &strategies[random.Below(strategies.size())],
                       .entries = static_cast<std::uint32_t>(random.Below(most_entries))});
       count += plan.back().entries;
@@ -36,7 +36,7 @@ struct PlanesMixture {
     lane = std::make_unique<PackedLane>(*rows, 0, plan, tail, random.Below(1000), random);
   }
 
-  void AddStrategy(const BatchShape& batch, bool signs, TestRandom& random) {
+  void AddStrategy(const BatchShape& batch, TestRandom& random) {
     const std::uint32_t dim = batch.geometry.head_dim;
     TileShape shape = DenseShape(dim, batch.geometry.type);
     if (random.OneIn(5)) {
@@ -48,7 +48,7 @@ struct PlanesMixture {
       shape.positions = random.OneIn(2);
     }
     if ((shape.planes() && shape.key_planes.planes() == 2) || !shape.packed()) {
-      if (signs && random.OneIn(2)) shape = WithSigns(shape);
+      if (random.OneIn(2)) shape = WithSigns(shape);
     }
     strategies.push_back(AnyStrategy(shape, random));
   }
@@ -67,9 +67,9 @@ struct PlanesMixture {
 TEST_P(AttendPlanes, Mixtures) {
   for (int round = 0; round < subject().rounds(60); ++round) {
     const BatchShape shape = AnyBatch(random_);
-    const PlanesMixture mixture(
-        shape, subject().serves_signs(), static_cast<std::uint32_t>(random_.Between(1, 6)),
-        random_.OneIn(3) ? 200 : 40, static_cast<std::uint32_t>(random_.Below(70)), random_);
+    const PlanesMixture mixture(shape, static_cast<std::uint32_t>(random_.Between(1, 6)),
+                                random_.OneIn(3) ? 200 : 40,
+                                static_cast<std::uint32_t>(random_.Below(70)), random_);
     SCOPED_TRACE(Describe(shape) + mixture.Describe());
     TestBatch batch(shape, random_);
     AddNewest(batch, *mixture.lane, static_cast<std::uint32_t>(random_.Between(1, 12)));
@@ -84,7 +84,7 @@ TEST_P(AttendPlanes, Mixtures) {
 TEST_P(AttendPlanes, SeveralParts) {
   const BatchShape shape = AnyBatch(64, AnyElementType(random_), 2, random_);
   for (int round = 0; round < subject().rounds(3); ++round) {
-    const PlanesMixture mixture(shape, subject().serves_signs(), 3, 4200, 5, random_);
+    const PlanesMixture mixture(shape, 3, 4200, 5, random_);
     SCOPED_TRACE(Describe(shape) + mixture.Describe());
     TestBatch batch(shape, random_);
     AddNewest(batch, *mixture.lane, 2);
@@ -97,8 +97,8 @@ TEST_P(AttendPlanes, SeveralParts) {
 TEST_P(AttendPlanes, SameBitsOnEveryExecutorAndSplit) {
   for (int round = 0; round < subject().rounds(10); ++round) {
     const BatchShape shape = AnyBatch(random_);
-    const PlanesMixture a(shape, subject().serves_signs(), 4, 300, 30, random_);
-    const PlanesMixture b(shape, subject().serves_signs(), 2, 100, 3, random_);
+    const PlanesMixture a(shape, 4, 300, 30, random_);
+    const PlanesMixture b(shape, 2, 100, 3, random_);
     SCOPED_TRACE(Describe(shape) + a.Describe() + b.Describe());
     TestBatch batch(shape, random_);
     AddNewest(batch, *a.lane, 3);
@@ -117,7 +117,6 @@ TEST_P(AttendPlanes, MissingBooksAreRefused) {
   const BatchShape shape = AnyBatch(64, ElementType::kBf16, 1, random_);
   for (const TileShape& tile :
        {PlanesShape(64, {6, 4}, {4, 0}), WithSigns(DenseShape(64, ElementType::kBf16))}) {
-    if (tile.summary == Summary::kSigns && !subject().serves_signs()) continue;
     const Strategy strategy = AnyStrategy(tile, random_);
     const SourceRows rows(64, ElementType::kBf16, 40, Values::kNormal, random_);
     PackedLane lane(rows, 0, {{&strategy, 40}}, 0, 0, random_);
@@ -231,7 +230,6 @@ struct SignLane {
 
 // The quads with the best scores are read, and nothing else of the segment.
 TEST_P(AttendPlanes, SignsChooseTheBestQuads) {
-  if (!subject().serves_signs()) GTEST_SKIP() << subject().name() << " has no index of signs";
   for (int round = 0; round < subject().rounds(30); ++round) {
     BatchShape shape = AnyBatch(random_);
     shape.geometry.sliding_window = 0;

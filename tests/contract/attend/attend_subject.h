@@ -47,9 +47,6 @@ class AttendSubject {
                               SelectionSink& sink) = 0;
   // The maximum error of a block's value, for logits of a few units.
   virtual double value_tolerance() const { return 0; }
-
-  // False if lanes with an index of signs are refused.
-  virtual bool serves_signs() const { return true; }
 };
 
 }  // namespace tessera::kernels

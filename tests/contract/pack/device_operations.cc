@@ -169,12 +169,17 @@ class Table {
     DeviceMemory memory(Device::Get());
     const DeviceStrategy strategies[] = {{.shape = job.from, .layout = job.from_layout},
                                          {.shape = job.to, .layout = job.to_layout}};
-    std::map<const std::byte*, std::uint64_t> tiles;
+    std::map<const std::byte*, std::uint64_t> places;
+    const auto place = [&](const std::byte*& host, std::uint64_t bytes) {
+      if (host == nullptr) return;
+      auto [at, is_new] = places.try_emplace(host);
+      if (is_new) at->second = memory.Put(host, bytes);
+      host = reinterpret_cast<const std::byte*>(at->second);
+    };
     std::vector<GatherRow> rows(job.rows, job.rows + job.row_count);
     for (GatherRow& row : rows) {
-      auto [tile, is_new] = tiles.try_emplace(row.tile);
-      if (is_new) tile->second = memory.Put(row.tile, job.from_layout.bytes);
-      row.tile = reinterpret_cast<const std::byte*>(tile->second);
+      place(row.tile, job.from_layout.bytes);
+      place(row.summaries, job.from_layout.summary_bytes);
     }
     const cuda::GatherTile of_device = {.tile = memory.Room(job.to_layout.bytes),
                                         .summaries = memory.Room(job.to_layout.summary_bytes),

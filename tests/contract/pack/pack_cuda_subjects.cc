@@ -15,8 +15,7 @@ namespace {
 std::vector<PackSubjectPtr> Subjects() {
   const PackSubject bounds = {.rotation_error = cuda::kRotationError,
                               .shares = cuda::kObserveErrorBound,
-                              .products = {.per_logit_mass = kObservedProductError},
-                              .signs = false};
+                              .products = {.per_logit_mass = kObservedProductError}};
   PackSubject real = bounds;
   real.name = "cuda";
   real.operations = &RealTileOperations();

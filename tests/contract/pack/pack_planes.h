@@ -20,11 +20,11 @@ inline PlaneWidths AnyWidths(TestRandom& random) {
   return {random.Pick(kPlaneWidths), second};
 }
 
-inline TileShape AnyPlanes(bool signs, TestRandom& random) {
+inline TileShape AnyPlanes(TestRandom& random) {
   TileShape shape = PlanesShape(random.Pick(kHeadDims), AnyWidths(random), AnyWidths(random));
   shape.weights = random.OneIn(2);
   shape.positions = random.OneIn(2);
-  if (signs && shape.key_planes.planes() == 2 && random.OneIn(2)) shape = WithSigns(shape);
+  if (shape.key_planes.planes() == 2 && random.OneIn(2)) shape = WithSigns(shape);
   return shape;
 }
 

@@ -59,7 +59,7 @@ class PlanesTest : public PlanesSuite {
 
 TEST_P(PlanesTest, EncodeTakesTheNearestCodesAndTheBestScales) {
   for (int round = 0; round < Rounds(150); ++round) {
-    const TileShape shape = AnyPlanes(subject().signs, random_);
+    const TileShape shape = AnyPlanes(random_);
     const TestBook book(shape, random_);
     TileInput input(shape, random_.Pick(kRowTypes),
                     static_cast<std::uint32_t>(random_.Between(1, kTileEntries)), Content::kNormal,
@@ -150,7 +150,7 @@ TEST_P(PlanesTest, ZerosAndTinyRowsHaveScaleZero) {
 
 TEST_P(PlanesTest, DecodeAndGatherAreExact) {
   for (int round = 0; round < Rounds(150); ++round) {
-    TileShape from = AnyPlanes(subject().signs, random_);
+    TileShape from = AnyPlanes(random_);
     TileShape to = from;
     to.weights = random_.OneIn(2);
     to.positions = random_.OneIn(2);

@@ -20,8 +20,6 @@ struct PackSubject {
   // Error bound of the shares and products in observe.
   ErrorBound shares;
   ErrorBound products;
-  // False if tiles with an index of signs are refused.
-  bool signs = true;
   // Divides the number of random rounds, for slow implementations.
   int rounds_divisor = 1;
 };

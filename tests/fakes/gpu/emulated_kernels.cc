@@ -7,12 +7,13 @@
 #include "kernels/cuda/attend/attend_fma.cuh"
 #include "kernels/cuda/attend/attend_mma.cuh"
 #include "kernels/cuda/attend/attend_packed.cuh"
-#include "kernels/cuda/attend/attend_planes.cuh"
+#include "kernels/cuda/attend/attend_planes_selected.cuh"
 #include "kernels/cuda/attend/merge.cuh"
 #include "kernels/cuda/common/rotate.cuh"
 #include "kernels/cuda/encode/rows.cuh"
 #include "kernels/cuda/select/score.cuh"
 #include "kernels/cuda/select/select.cuh"
+#include "kernels/cuda/select/sign_scores.cuh"
 #include "tests/fakes/gpu/gpu_emulator.h"
 
 namespace tessera::tests {
@@ -118,6 +119,19 @@ void RunSelectedPacked(const AttendParams& params, const EmulatedGrid& grid) {
   }
 }
 
+template <std::uint32_t kHeadDim, PartKind kKind>
+void RunSelectedPlanes(const AttendParams& params, const EmulatedGrid& grid) {
+  if ((params.selected_kinds & KindBit(kKind)) == 0) return;
+  constexpr std::uint32_t kMost = PlanesTuningFor(kHeadDim).column_tiles;
+  if (IsNarrow(params, grid) || kMost == 1) {
+    RunAttend<SelectedShape<QuadShape<kHeadDim, 1>>>(params, grid,
+                                                     AttendPlanesSelected<kHeadDim, 1, kKind>);
+  } else {
+    RunAttend<SelectedShape<QuadShape<kHeadDim, kMost>>>(
+        params, grid, AttendPlanesSelected<kHeadDim, kMost, kKind>);
+  }
+}
+
 template <std::uint32_t kHeadDim>
 void RunSelected(ElementType type, const AttendParams& params, const EmulatedGrid& grid) {
   RunSelectedDense<kHeadDim>(type, params, grid);
@@ -125,6 +139,8 @@ void RunSelected(ElementType type, const AttendParams& params, const EmulatedGri
   RunSelectedPacked<kernels::ValueType::kFp16, kHeadDim>(params, grid);
   RunSelectedPacked<kernels::ValueType::kInt8, kHeadDim>(params, grid);
   RunSelectedPacked<kernels::ValueType::kFp8, kHeadDim>(params, grid);
+  RunSelectedPlanes<kHeadDim, PartKind::kPlanes>(params, grid);
+  RunSelectedPlanes<kHeadDim, PartKind::kNearPlanes>(params, grid);
 }
 
 template <std::uint32_t kHeadDim>
@@ -142,18 +158,34 @@ void RunHeadDim(ElementType type, const AttendParams& params, const EmulatedGrid
   RunSelected<kHeadDim>(type, params, grid);
 }
 
-void RunChoice(const AttendParams& params, const EmulatedGrid& grid) {
-  if (params.max_selections == 0) return;
+template <class Body>
+void RunScore(const AttendParams& params, const EmulatedGrid& grid, std::uint32_t shared_bytes,
+              Body body) {
   EmulateGpu({.blocks_x = grid.blocks_x,
               .blocks_y = (params.max_columns + kTileColumns - 1) / kTileColumns,
               .threads = kScoreThreads,
-              .shared_bytes = ScoreSharedBytes(params.head_dim),
+              .shared_bytes = shared_bytes,
               .seed = grid.seed},
-             [&] {
-               if (params.head_dim == 64) ScoreBlocks<64>(params);
-               if (params.head_dim == 128) ScoreBlocks<128>(params);
-               if (params.head_dim == 256) ScoreBlocks<256>(params);
-             });
+             body);
+}
+
+void RunChoice(const AttendParams& params, const EmulatedGrid& grid) {
+  if (params.max_selections == 0) return;
+  const std::uint32_t signs = SummaryBit(kernels::Summary::kSigns);
+  if ((params.summaries & ~signs) != 0) {
+    RunScore(params, grid, ScoreSharedBytes(params.head_dim), [&] {
+      if (params.head_dim == 64) ScoreBlocks<64>(params);
+      if (params.head_dim == 128) ScoreBlocks<128>(params);
+      if (params.head_dim == 256) ScoreBlocks<256>(params);
+    });
+  }
+  if ((params.summaries & signs) != 0) {
+    RunScore(params, grid, kSignSharedBytes, [&] {
+      if (params.head_dim == 64) ScoreSigns<64>(params);
+      if (params.head_dim == 128) ScoreSigns<128>(params);
+      if (params.head_dim == 256) ScoreSigns<256>(params);
+    });
+  }
   EmulateGpu({.blocks_x = params.max_selections,
               .threads = kSelectThreads,
               .shared_bytes = kSelectSharedBytes,

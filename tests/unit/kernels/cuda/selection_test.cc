@@ -89,7 +89,7 @@ class ScoreProblem {
       ExpectVisible(segment, params.visible + first_block, blocks);
       first_block += blocks;
     }
-    ExpectRowSums(params, first_block);
+    if (item().rule.by_share != 0) ExpectRowSums(params, first_block);
   }
 
  private:
