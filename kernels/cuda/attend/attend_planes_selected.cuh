@@ -26,22 +26,27 @@ TESSERA_DEVICE EntryRange WholeRows(const SelectedRows& rows, EntryRange seen) {
 }
 
 // Starts copying eight quads, four lanes each, and zeros for those that are not there.
-TESSERA_DEVICE void FetchQuads(const AttendParams& params, const QuadPart& part,
-                               const SelectedRows& rows, std::uint32_t entry, std::byte* stage) {
+template <std::uint32_t kHeadDim>
+TESSERA_DEVICE void FetchQuads(const QuadPart& part, const SelectedRows& rows, std::uint32_t entry,
+                               std::byte* stage) {
   constexpr std::uint32_t kLanes = kWarp / kTileQuads;
   constexpr std::uint32_t kRound = kLanes * kChunkBytes;
+  constexpr std::uint32_t kMost = QuadLayoutOf(kHeadDim, {8, 8}, {8, 8}).bytes;
   const std::uint32_t index = gpu::Lane() / kLanes;
-  const SelectedBlock& block = rows.BlockOf(entry + index * kQuadRows);
-  const bool live = block.tile != 0;
-  const std::byte* quad =
-      reinterpret_cast<const std::byte*>(block.tile) + block.row / kQuadRows * part.quad_bytes;
-  std::byte* to = stage + index * part.quad_bytes;
+  const SelectedBlock& own = rows.BlockOf(entry + index * kQuadRows);
+  const bool live = own.tile != 0;
+  // A source that is not read must still be a valid address: that of the part's first quad.
+  const SelectedBlock& block = live ? own : rows.BlockOf(0);
+  if (block.tile == 0) return;  // Find has reported it
+  const std::uint32_t first = gpu::Lane() % kLanes * kChunkBytes;
+  const std::byte* quad = reinterpret_cast<const std::byte*>(block.tile) +
+                          block.row / kQuadRows * part.quad_bytes + first;
+  std::byte* to = stage + index * part.quad_bytes + first;
   TESSERA_UNROLL
-  for (std::uint32_t at = 0; at < part.quad_bytes; at += kRound) {
-    const std::uint32_t own = at + gpu::Lane() % kLanes * kChunkBytes;
-    if (at + kRound > part.quad_bytes && own >= part.quad_bytes) break;
-    // A source that is not read must still be a valid address, so pass the step image.
-    gpu::CopyChunk(to + own, live ? quad + own : params.step, live);
+  for (std::uint32_t at = 0; at < kMost; at += kRound) {
+    if (at + kRound <= part.quad_bytes || at + first < part.quad_bytes) {
+      gpu::CopyChunk(to + at, quad + at, live);
+    }
   }
 }
 
@@ -77,7 +82,7 @@ TESSERA_DEVICE void AttendPlanesSelected(const AttendParams& params) {
     ReportSelected(params, sequence, work, found);
     const QuadPart part = QuadPartOf<kHeadDim, kKind>(strategy);
     const auto fetch = [&](std::uint32_t entry, std::byte* stage) {
-      FetchQuads(params, part, rows, entry, stage);
+      FetchQuads<kHeadDim>(part, rows, entry, stage);
       if (part.words.weights || part.words.positions) FetchQuadWords(part, rows, entry, stage);
     };
     AttendQuadPart<Shape>(params, sequence, work, part, rows, rows.range(), work.part.entries,

@@ -148,6 +148,9 @@ TESSERA_DEVICE float HalfToFloat(std::uint16_t half) {
 TESSERA_DEVICE std::uint32_t PopCount(std::uint32_t word) {
   return static_cast<std::uint32_t>(__popc(word));
 }
+TESSERA_DEVICE std::uint32_t RotateLeft(std::uint32_t word, std::uint32_t bits) {
+  return __funnelshift_l(word, word, bits);
+}
 TESSERA_DEVICE float Exp2(float x) { return exp2f(x); }
 // Like Exp2, in one instruction; subnormal results are 0.
 TESSERA_DEVICE float FastExp2(float x) {
@@ -228,6 +231,9 @@ std::uint32_t PackPair(float low, float high) {
 inline float HalfToFloat(std::uint16_t half) { return Fp16ToFloat(half); }
 inline std::uint32_t PopCount(std::uint32_t word) {
   return static_cast<std::uint32_t>(std::popcount(word));
+}
+inline std::uint32_t RotateLeft(std::uint32_t word, std::uint32_t bits) {
+  return std::rotl(word, static_cast<int>(bits % 32));
 }
 inline float Exp2(float x) { return std::exp2(x); }
 inline float FastExp2(float x) { return std::exp2(x); }

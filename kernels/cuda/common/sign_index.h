@@ -24,10 +24,10 @@ TESSERA_HOST_DEVICE constexpr std::uint32_t SignWords(std::uint32_t head_dim) {
   return SignBytes(head_dim) / 4;
 }
 
-// A row's word as the lane needs it: bit t of every byte becomes bit 1, bit t + 4 becomes bit 5.
-TESSERA_HOST_DEVICE constexpr std::uint32_t TurnSigns(std::uint32_t word, std::uint32_t lane) {
-  const std::uint32_t t = lane % 4;
-  return (word << ((1 - t) & 31)) | (word >> ((t - 1) & 31));
+// By how much a word is rotated to the left for a lane: bit t of every byte becomes bit 1, bit
+// t + 4 becomes bit 5.
+TESSERA_HOST_DEVICE constexpr std::uint32_t SignTurn(std::uint32_t lane) {
+  return (1 - lane % 4) & 31;
 }
 
 // The A operand of turned words of the rows g and g + 8.
@@ -60,20 +60,17 @@ TESSERA_HOST_DEVICE constexpr bool HasSigns(const TileShape& shape) {
   return shape.summary == Summary::kSigns;
 }
 
-// The byte for a norm: the mean of a key's magnitudes.
+// Where a tile's norms are among its summaries; the bits are first.
+TESSERA_HOST_DEVICE constexpr std::uint32_t NormsAt(std::uint32_t head_dim) {
+  return kTileEntries * SignBytes(head_dim);
+}
+static_assert(LayoutOf(WithSigns(DenseShape(64, ElementType::kBf16))).block_data == NormsAt(64));
+static_assert(LayoutOf(WithSigns(DenseShape(256, ElementType::kBf16))).block_data == NormsAt(256));
+
+// The byte for a norm: the mean of a key's magnitudes. Byte k stands for 2^(k / 8 - 16).
 TESSERA_HOST_DEVICE inline std::uint32_t NormByte(float mean) {
   if (!(mean > 0)) return 0;
   const float k = ::rintf((::log2f(mean) + 16) * 8);
   return k < 1 ? 1 : (k > 255 ? 255 : static_cast<std::uint32_t>(k));
 }
-// The norm that a byte of the index stands for.
-TESSERA_HOST_DEVICE constexpr float NormOf(std::uint32_t k) {
-  constexpr float kEighths[8] = {1.0f,        1.09050773f, 1.18920712f, 1.29683955f,
-                                 1.41421356f, 1.54221083f, 1.68179283f, 1.83400809f};
-  if (k == 0) return 0;
-  float scale = 0x1p-16f;
-  for (std::uint32_t i = 0; i < k / 8; ++i) scale *= 2;
-  return scale * kEighths[k % 8];
-}
-
 }  // namespace tessera::kernels::cuda

@@ -86,6 +86,10 @@ class PieceTiles {
   TESSERA_DEVICE const std::byte* Summaries(std::uint32_t tile) const {
     return reinterpret_cast<const std::byte*>(gpu::Shuffle(summaries_, tile));
   }
+  // Whether all summaries are at multiples of `bytes`. Warp-collective.
+  TESSERA_DEVICE bool SummariesAligned(std::uint32_t bytes) const {
+    return gpu::Ballot(summaries_ % bytes != 0) == 0;
+  }
 
  private:
   PartTiles tiles_;

@@ -73,29 +73,30 @@ struct QuadSigns {
   std::uint32_t norms;  // a byte each
 };
 
-// `summaries`: those of a tile.
-template <std::uint32_t kWords>
-TESSERA_DEVICE QuadSigns<kWords> LoadQuadSigns(const TileLayout& layout,
-                                               const std::byte* summaries) {
+// `summaries`: those of a tile. kAligned: at a multiple of 16.
+template <std::uint32_t kHeadDim, bool kAligned>
+TESSERA_DEVICE QuadSigns<SignWords(kHeadDim)> LoadQuadSigns(const std::byte* summaries) {
+  constexpr std::uint32_t kWords = SignWords(kHeadDim);
   const std::uint32_t quad = gpu::Lane() / 4;
-  const std::byte* bits = summaries + layout.block_bits + quad * kQuadRows * kWords * 4;
+  const std::byte* bits = summaries + quad * kQuadRows * kWords * 4;
   QuadSigns<kWords> signs;
-  if (reinterpret_cast<std::uintptr_t>(bits) % sizeof(gpu::Chunk) == 0) {
-    TESSERA_UNROLL
-    for (std::uint32_t c = 0; c < kWords; ++c) {
-      const gpu::Chunk chunk = reinterpret_cast<const gpu::Chunk*>(bits)[c];
+  TESSERA_UNROLL
+  for (std::uint32_t c = 0; c < kWords; ++c) {
+    gpu::Chunk chunk;
+    if constexpr (kAligned) {
+      chunk = reinterpret_cast<const gpu::Chunk*>(bits)[c];
+    } else {
       TESSERA_UNROLL
       for (std::uint32_t i = 0; i < 4; ++i) {
-        signs.words[(4 * c + i) / kWords][(4 * c + i) % kWords] = chunk.words[i];
+        chunk.words[i] = reinterpret_cast<const std::uint32_t*>(bits)[4 * c + i];
       }
     }
-  } else {
     TESSERA_UNROLL
-    for (std::uint32_t i = 0; i < kQuadRows * kWords; ++i) {
-      signs.words[i / kWords][i % kWords] = reinterpret_cast<const std::uint32_t*>(bits)[i];
+    for (std::uint32_t i = 0; i < 4; ++i) {
+      signs.words[(4 * c + i) / kWords][(4 * c + i) % kWords] = chunk.words[i];
     }
   }
-  signs.norms = reinterpret_cast<const std::uint32_t*>(summaries + layout.block_data)[quad];
+  signs.norms = reinterpret_cast<const std::uint32_t*>(summaries + NormsAt(kHeadDim))[quad];
   return signs;
 }
 
@@ -111,18 +112,19 @@ TESSERA_DEVICE void RepeatFirstRow(std::uint32_t entries, QuadSigns<kWords>& sig
   }
 }
 
-// scores[i]: of the lane's quad for its column i.
+// scores[i]: of the lane's quad for its column i. Warp-collective.
 template <std::uint32_t kWords>
 TESSERA_DEVICE void ScoreQuad(const SignQueries<kWords>& queries, const QuadSigns<kWords>& signs,
                               const float* norms, float (&scores)[2]) {
+  const std::uint32_t turn = SignTurn(gpu::Lane());
   TESSERA_UNROLL
   for (std::uint32_t p = 0; p < kQuadRows / 2; ++p) {
     std::int32_t products[4] = {queries.start[0], queries.start[1], queries.start[0],
                                 queries.start[1]};
     TESSERA_UNROLL
     for (std::uint32_t w = 0; w < kWords; ++w) {
-      const SignOperand rows = SignOperandOf(TurnSigns(signs.words[2 * p][w], gpu::Lane()),
-                                             TurnSigns(signs.words[2 * p + 1][w], gpu::Lane()));
+      const SignOperand rows = SignOperandOf(gpu::RotateLeft(signs.words[2 * p][w], turn),
+                                             gpu::RotateLeft(signs.words[2 * p + 1][w], turn));
       gpu::MmaBytes(products, rows.a, queries.operand[w]);
     }
     TESSERA_UNROLL
@@ -136,80 +138,113 @@ TESSERA_DEVICE void ScoreQuad(const SignQueries<kWords>& queries, const QuadSign
   for (std::uint32_t i = 0; i < 2; ++i) scores[i] *= queries.factor[i];
 }
 
+// What a warp needs to know of a piece in all its tiles.
+struct SignPiece {
+  TileWords words;     // positions only
+  bool whole;          // the queries see every entry of the piece
+  bool sums;           // values are shares
+  float* scores[2];    // of the lane's quad of tile 0; null after the last column
+  std::uint8_t* seen;  // the same for `visible`; null in lanes that do not store it
+};
+
+TESSERA_DEVICE SignPiece SignPieceOf(const AttendParams& params, const StepSequence& sequence,
+                                     const Piece& piece, const ScoreTask& task) {
+  const std::uint32_t place = piece.first_block + gpu::Lane() / 4;
+  const std::uint64_t first = piece.first_position + piece.first_entry;
+  const TileWords words = WordsOf(task.strategy);
+  SignPiece of = {
+      .words = {.positions = words.positions, .positions_at = words.positions_at},
+      .whole = task.visible.begin <= first && task.visible.end >= first + piece.entries,
+      .sums = sequence.rule.by_share != 0,
+      .scores = {},
+      .seen = gpu::BlockY() == 0 && gpu::Lane() % 4 == 0 ? params.visible + place : nullptr};
+  TESSERA_UNROLL
+  for (std::uint32_t i = 0; i < 2; ++i) {
+    const std::uint32_t column = task.first_column + AccumulatorColumn(gpu::Lane(), i);
+    if (column >= task.columns) continue;
+    of.scores[i] = params.scores + std::uint64_t{column} * params.max_blocks + place;
+  }
+  return of;
+}
+
 // Scores the quads of a tile of the piece and stores what is known of them. Warp-collective.
-template <std::uint32_t kHeadDim>
-TESSERA_DEVICE void ScoreSignTile(const AttendParams& params, const Piece& piece,
-                                  const PieceTiles& tiles, const ScoreTask& task,
-                                  std::uint32_t tile,
+template <std::uint32_t kHeadDim, bool kAligned>
+TESSERA_DEVICE void ScoreSignTile(const Piece& piece, const PieceTiles& tiles,
+                                  const ScoreTask& task, const SignPiece& known, std::uint32_t tile,
                                   const SignQueries<SignWords(kHeadDim)>& queries,
-                                  const float* norms, bool sums, LogSum (&candidates)[2]) {
+                                  const float* norms, LogSum (&candidates)[2]) {
+  auto signs = LoadQuadSigns<kHeadDim, kAligned>(tiles.Summaries(tile));
   const std::uint32_t quad = gpu::Lane() / 4;
-  const std::uint32_t number = tile * kTileQuads + quad;  // in the piece
-  const std::uint32_t from = number * kQuadRows;
+  const std::uint32_t from = tile * kTileEntries + quad * kQuadRows;
   const std::uint32_t left = piece.entries > from ? piece.entries - from : 0;
   const std::uint32_t entries = left < kQuadRows ? left : kQuadRows;
-  QuadSigns<SignWords(kHeadDim)> signs =
-      LoadQuadSigns<SignWords(kHeadDim)>(task.strategy.layout, tiles.Summaries(tile));
-  if (piece.entries - tile * kTileEntries < kTileEntries) RepeatFirstRow(entries, signs);
+  if (piece.entries < (tile + 1) * kTileEntries) RepeatFirstRow(entries, signs);
   float scores[2];
   ScoreQuad(queries, signs, norms, scores);
-  const std::uint64_t first = piece.first_position + piece.first_entry;
   std::uint32_t visible = entries;
-  if (task.strategy.shape.positions) {
-    const TileWords words = {.positions = true, .positions_at = task.strategy.layout.positions};
-    visible = ReadBlockWords(words, piece, task.visible, tiles.Tile(tile), quad * kQuadRows,
+  if (known.words.positions) {
+    visible = ReadBlockWords(known.words, piece, task.visible, tiles.Tile(tile), quad * kQuadRows,
                              entries, piece.first_entry + from)
                   .visible;
-  } else if (task.visible.begin > first || task.visible.end < first + piece.entries) {
-    visible = CountVisible(task.visible, first + from, entries).visible;
+  } else if (!known.whole) {
+    visible = CountVisible(task.visible, piece.first_position + piece.first_entry + from, entries)
+                  .visible;
   }
-  if (number >= piece.blocks) return;
-  const std::uint32_t place = piece.first_block + number;
+  if (entries == 0) return;
   TESSERA_UNROLL
   for (std::uint32_t i = 0; i < 2; ++i) {
     const float score = task.meets ? scores[i] : gpu::NegativeInfinity();
-    if (sums && visible != 0) candidates[i].Add(score, score == gpu::NegativeInfinity() ? 0 : 1);
-    const std::uint32_t column = task.first_column + AccumulatorColumn(gpu::Lane(), i);
-    if (column < task.columns) {
-      params.scores[std::uint64_t{column} * params.max_blocks + place] = score;
+    if (known.sums && visible != 0) {
+      candidates[i].Add(score, score == gpu::NegativeInfinity() ? 0 : 1);
     }
+    if (known.scores[i] != nullptr) known.scores[i][tile * kTileQuads] = score;
   }
-  if (gpu::BlockY() == 0 && gpu::Lane() % 4 == 0) {
-    params.visible[place] = static_cast<std::uint8_t>(visible);
-  }
+  if (known.seen != nullptr) known.seen[tile * kTileQuads] = static_cast<std::uint8_t>(visible);
 }
 
-// For a piece whose tiles or summaries are not in the pool: nothing is read of it, and none of its
+// Scores this warp's tiles of a piece. If one is not in the pool nothing is read, and none of the
 // quads is selected.
-TESSERA_DEVICE void HideQuads(const AttendParams& params, const Piece& piece, std::uint32_t tile) {
-  const std::uint32_t number = tile * kTileQuads + gpu::Lane();
-  if (gpu::BlockY() != 0 || gpu::Lane() >= kTileQuads || number >= piece.blocks) return;
-  params.visible[piece.first_block + number] = 0;
+template <std::uint32_t kHeadDim>
+TESSERA_DEVICE void ScoreSignTiles(const AttendParams& params, const StepSequence& sequence,
+                                   const Piece& piece, const PieceTiles& tiles,
+                                   const ScoreTask& task, const float* norms) {
+  const SignPiece known = SignPieceOf(params, sequence, piece, task);
+  const auto queries = LoadSignQueries<kHeadDim>(params, piece, task);
+  LogSum candidates[2];
+  const auto walk = [&](auto act) {
+    for (std::uint32_t tile = gpu::Warp(); tile < TilesOf(piece.entries); tile += kScoreWarps) {
+      act(tile);
+    }
+  };
+  if (!task.found) {
+    walk([&](std::uint32_t tile) {
+      const bool live = tile * kTileQuads + gpu::Lane() / 4 < piece.blocks;
+      if (live && known.seen != nullptr) known.seen[tile * kTileQuads] = 0;
+    });
+  } else if (tiles.SummariesAligned(sizeof(gpu::Chunk))) {
+    walk([&](std::uint32_t tile) {
+      ScoreSignTile<kHeadDim, true>(piece, tiles, task, known, tile, queries, norms, candidates);
+    });
+  } else {
+    walk([&](std::uint32_t tile) {
+      ScoreSignTile<kHeadDim, false>(piece, tiles, task, known, tile, queries, norms, candidates);
+    });
+  }
+  if (known.sums) StoreLogSums(params, piece, task.first_column, task.columns, candidates);
 }
 
 // Kernel body. blockIdx.y selects the columns.
 template <std::uint32_t kHeadDim>
 TESSERA_DEVICE void ScoreSigns(const AttendParams& params) {
   auto* norms = reinterpret_cast<float*>(gpu::SharedMemory() + kScoreSumsBytes);
-  for (std::uint32_t k = gpu::Thread(); k < kNormBytes / 4; k += kScoreThreads)
-    norms[k] = NormOf(k);
+  for (std::uint32_t k = gpu::Thread(); k < kNormBytes / 4; k += kScoreThreads) {
+    norms[k] = k == 0 ? 0 : gpu::Exp2(static_cast<float>(k) / 8 - 16);
+  }
   gpu::SyncBlock();
   ForEachPiece(params, /*signs=*/true,
                [&](const StepSequence& sequence, const Piece& piece, const PieceTiles& tiles,
                    const ScoreTask& task) {
-                 const bool sums = sequence.rule.by_share != 0;
-                 const auto queries = LoadSignQueries<kHeadDim>(params, piece, task);
-                 LogSum candidates[2];
-                 for (std::uint32_t tile = gpu::Warp(); tile < TilesOf(piece.entries);
-                      tile += kScoreWarps) {
-                   if (!task.found) {
-                     HideQuads(params, piece, tile);
-                     continue;
-                   }
-                   ScoreSignTile<kHeadDim>(params, piece, tiles, task, tile, queries, norms, sums,
-                                           candidates);
-                 }
-                 if (sums) StoreLogSums(params, piece, task.first_column, task.columns, candidates);
+                 ScoreSignTiles<kHeadDim>(params, sequence, piece, tiles, task, norms);
                });
 }
 

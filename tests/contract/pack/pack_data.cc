@@ -282,7 +282,7 @@ std::optional<std::vector<std::byte>> EncodeTile(const Operations& operations,
                                                  const RotationView& rotation) {
   EncodeJob job = input.Job(shape);
   std::unique_ptr<Buffer> prepared;
-  if (shape.packed()) {
+  if (shape.packed() || shape.summary == Summary::kSigns) {
     prepared = std::make_unique<Buffer>(operations.prepared_bytes(shape, input.type()));
     operations.prepare_encode(shape, input.type(), rotation, prepared->data());
     job.prepared = prepared->data();

@@ -55,6 +55,22 @@ class PlanesTest : public PlanesSuite {
       ASSERT_NEAR(ReadScale(side, tile, row, p), scale, scale * 0x1p-8 + 2 * off);
     }
   }
+
+  // The index of the key z, except for channels near zero.
+  static void JudgeSigns(const TileShape& shape, const std::byte* summaries,
+                         const std::vector<double>& z, std::uint32_t row) {
+    const TileLayout layout = LayoutOf(shape);
+    double norm = 0;
+    for (std::uint32_t c = 0; c < shape.head_dim; ++c) {
+      norm += std::fabs(z[c]) / shape.head_dim;
+      if (c >= shape.head_dim / 2 || std::fabs(z[c]) < 1e-3) continue;
+      const auto byte = std::to_integer<unsigned>(
+          summaries[layout.block_bits + row * SignBytes(shape.head_dim) + c / 8]);
+      ASSERT_EQ(byte >> c % 8 & 1u, z[c] >= 0 ? 1u : 0u) << "channel " << c;
+    }
+    const double k = std::to_integer<int>(summaries[layout.block_data + row]);
+    ASSERT_NEAR(k, (std::log2(norm) + 16) * 8, 0.51);
+  }
 };
 
 TEST_P(PlanesTest, EncodeTakesTheNearestCodesAndTheBestScales) {
@@ -77,16 +93,8 @@ TEST_P(PlanesTest, EncodeTakesTheNearestCodesAndTheBestScales) {
                  subject().rotation_error * (LengthOf(input.Row(value, r)) + 50));
         if (HasFatalFailure()) return;
         if (value || shape.summary != Summary::kSigns) continue;
-        double norm = 0;
-        for (std::uint32_t c = 0; c < shape.head_dim; ++c) {
-          norm += std::fabs(z[c]) / shape.head_dim;
-          if (c >= shape.head_dim / 2 || std::fabs(z[c]) < 1e-3) continue;
-          const auto byte = std::to_integer<unsigned>(
-              summaries[layout.block_bits + r * SignBytes(shape.head_dim) + c / 8]);
-          ASSERT_EQ(byte >> c % 8 & 1u, z[c] >= 0 ? 1u : 0u) << "channel " << c;
-        }
-        const double k = std::to_integer<int>(summaries[layout.block_data + r]);
-        ASSERT_NEAR(k, (std::log2(norm) + 16) * 8, 0.51);
+        JudgeSigns(shape, summaries, z, r);
+        if (HasFatalFailure()) return;
       }
     }
     // Rows without an entry are zeros, for the bytes of a tile to depend on its rows alone.
@@ -95,6 +103,71 @@ TEST_P(PlanesTest, EncodeTakesTheNearestCodesAndTheBestScales) {
       ASSERT_EQ(ReadScale(keys, tile->data(), r, 0), 0);
       ASSERT_EQ(ReadCode(keys, tile->data(), r, 0, 0), 0u);
     }
+  }
+}
+
+// The rows are stored as they are; the index is that of the centred and rotated keys.
+TEST_P(PlanesTest, DenseRowsHaveSigns) {
+  for (int round = 0; round < Rounds(60); ++round) {
+    TileShape shape = WithSigns(DenseShape(random_.Pick(kHeadDims), random_.Pick(kRowTypes)));
+    shape.weights = random_.OneIn(2);
+    const TestBook book(shape, random_);
+    const TileInput input(shape, ElementsOf(shape.format),
+                          static_cast<std::uint32_t>(random_.Between(1, kTileEntries)),
+                          Content::kNormal, random_);
+    const auto tile = EncodeTile(ops(), shape, input, book.view());
+    ASSERT_TRUE(tile.has_value());
+    const TileLayout layout = LayoutOf(shape);
+    const auto exact = EncodeTile(reference(), shape, input, book.view());
+    ASSERT_TRUE(exact.has_value());
+    ASSERT_EQ(std::memcmp(tile->data(), exact->data(), layout.bytes), 0) << Describe(shape);
+    for (std::uint32_t r = 0; r < input.rows(); ++r) {
+      JudgeSigns(shape, tile->data() + layout.bytes,
+                 CentredAndRotated(book.view(), input, false, r), r);
+      if (HasFatalFailure()) return;
+    }
+    for (std::uint32_t i = input.rows() * SignBytes(shape.head_dim); i < layout.block_data; ++i) {
+      ASSERT_EQ((*tile)[layout.bytes + i], std::byte{0});
+    }
+    for (std::uint32_t r = input.rows(); r < kTileEntries; ++r) {
+      ASSERT_EQ((*tile)[layout.bytes + layout.block_data + r], std::byte{0});
+    }
+  }
+}
+
+// Rows of dense tiles keep their signs when they are gathered.
+TEST_P(PlanesTest, GatherOfDenseRowsCopiesTheirSigns) {
+  for (int round = 0; round < Rounds(60); ++round) {
+    TileShape from = WithSigns(DenseShape(random_.Pick(kHeadDims), random_.Pick(kRowTypes)));
+    from.weights = random_.OneIn(2);
+    TileShape to = from;
+    to.positions = random_.OneIn(2);
+    const TileLayout layout = LayoutOf(to);
+    std::vector<std::byte> source(LayoutOf(from).bytes + layout.summary_bytes);
+    for (std::byte& byte : source) byte = std::byte(random_.Below(256));
+    for (std::uint32_t r = 0; from.weights && r < kTileEntries; ++r) {
+      const auto weight = static_cast<float>(random_.Below(9));
+      std::memcpy(source.data() + LayoutOf(from).weights + r * sizeof(weight), &weight,
+                  sizeof(weight));
+    }
+    std::vector<GatherRow> rows(random_.Between(1, kTileEntries));
+    for (GatherRow& row : rows) {
+      row = {source.data(), static_cast<std::uint32_t>(random_.Below(kTileEntries)),
+             static_cast<std::uint32_t>(random_.Below(1000)), source.data() + LayoutOf(from).bytes};
+    }
+    const auto gather = [&](const Operations& operations) {
+      std::vector<std::byte> tile(layout.bytes + layout.summary_bytes, std::byte{0xa5});
+      operations.gather({.rows = rows.data(),
+                         .row_count = static_cast<std::uint32_t>(rows.size()),
+                         .from = from,
+                         .from_layout = LayoutOf(from),
+                         .to = to,
+                         .to_layout = layout,
+                         .tile = tile.data(),
+                         .summaries = tile.data() + layout.bytes});
+      return tile;
+    };
+    ASSERT_EQ(gather(ops()), gather(reference())) << Describe(to);
   }
 }
 
