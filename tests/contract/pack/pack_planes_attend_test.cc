@@ -161,7 +161,7 @@ ExactPart AttendExactly(const PartCase& part, const AttendPart& job, std::uint32
 
 TEST_P(PlanesAttendTest, AttendIsWithinTheRoundingOfItsWeights) {
   for (int round = 0; round < Rounds(120); ++round) {
-    const PartCase part(AnyPlanes(true, random_), random_);
+    const PartCase part(AnyPlanes(random_), random_);
     const AttendPart job = part.Part(random_.OneIn(3) ? 2.0f : 0.0f);
     std::vector<float> max(part.group);
     std::vector<float> sum(part.group);
