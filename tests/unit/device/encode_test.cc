@@ -93,6 +93,18 @@ class EncodeTest : public DeviceTest {
                            shape, dice_);
   }
 
+  // A book of permutations, without means.
+  RotationView Book(const TileShape& shape) {
+    const std::uint64_t mean = std::uint64_t{2} * shape.head_dim;
+    RotationView book = {.key = PutPermutation(shape, shape.key, ElementType::kBf16),
+                         .value = PutPermutation(shape, shape.value, ElementType::kBf16),
+                         .type = ElementType::kBf16,
+                         .key_mean = Take(mean)};
+    std::memset(const_cast<std::byte*>(book.key_mean), 0, mean);
+    book.value_mean = book.key_mean;
+    return book;
+  }
+
   void Add(const TileShape& shape, ElementType type, Content content, Turn turn) {
     const auto rows = static_cast<std::uint32_t>(dice_.OneIn(2) ? 32 : dice_.Between(1, 32));
     Add({.shape = shape,
@@ -185,6 +197,59 @@ TEST_P(EncodeTest, TilesAreTheReferencesWhereRotationsAreExact) {
           << cases_[i].text;
     }
   }
+}
+
+// Rows in planes, and keys with signs beside rows of both kinds. Codes and norms next to a rounding
+// boundary may differ by one.
+TEST_P(EncodeTest, PlanesAndSignsAreCloseToTheReferences) {
+  for (const ElementType type : kTypes) {
+    Clear();
+    while (cases_.size() < 24) {
+      const std::uint32_t dim = dice_.Pick(kernels::kHeadDims);
+      TileShape shape = dice_.OneIn(3) ? kernels::DenseShape(dim, type)
+                                       : kernels::PlanesShape(dim, {6, 4}, {4, 0});
+      if (!shape.packed() || dice_.OneIn(2)) shape = kernels::WithSigns(shape);
+      const auto rows = static_cast<std::uint32_t>(dice_.Between(1, 32));
+      Add({.shape = shape,
+           .input = TileInput(shape, type, rows, Content::kNormal, dice_),
+           .rotation = Book(shape),
+           .text = kernels::Describe(shape) + " rows " + std::to_string(rows)});
+    }
+    ASSERT_NO_FATAL_FAILURE(Encode(type));
+    for (std::size_t i = 0; i < cases_.size(); ++i) {
+      const auto expected = Expected(i);
+      ASSERT_TRUE(expected.has_value());
+      const std::vector<std::byte> stored = Stored(i);
+      const kernels::TileLayout layout = kernels::LayoutOf(cases_[i].shape);
+      std::uint32_t others = 0;
+      for (std::size_t b = 0; b < stored.size(); ++b) {
+        others += stored[b] != (*expected)[b] ? 1 : 0;
+        if (b < layout.bytes) continue;
+        const int off = std::to_integer<int>(stored[b]) - std::to_integer<int>((*expected)[b]);
+        ASSERT_LE(std::abs(off), b < layout.bytes + layout.block_data ? 0 : 1)
+            << cases_[i].text << ", byte " << b;
+      }
+      ASSERT_LE(others, cases_[i].shape.planes() ? stored.size() / 100 : 1) << cases_[i].text;
+    }
+  }
+}
+
+// Two bits lose about 12 % of the energy.
+TEST_P(EncodeTest, TheFirstTileOverItsErrorLimitIsNamed) {
+  const TileShape shape = kernels::PlanesShape(64, {2, 2}, {2, 2});
+  for (int i = 0; i < 6; ++i) {
+    Add({.shape = shape,
+         .input = TileInput(shape, ElementType::kBf16, 32, Content::kNormal, dice_),
+         .rotation = Book(shape),
+         .text = ""});
+  }
+  ASSERT_NO_FATAL_FAILURE(Encode(ElementType::kBf16));
+  const std::size_t first = dice_.Below(6);
+  (dice_.OneIn(2) ? strategies_[first].limits.key : strategies_[first].limits.value) = 0.001f;
+  strategies_[5].limits.key = 0.001f;
+  const auto unfit = device_->Encode(strategies_, ElementType::kBf16, tiles_);
+  ASSERT_TRUE(unfit.ok()) << unfit.status();
+  EXPECT_EQ(*unfit, first);
 }
 
 // A rotated row in double, and the allowed error of each element.
