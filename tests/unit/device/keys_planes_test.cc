@@ -14,16 +14,18 @@ namespace {
 
 // x = R^T z + mu: what a key in planes is, and not its distance from the mean.
 TEST_P(KeysTest, OfPlanesHaveTheirMean) {
-  if (!device_->description().reads_host_memory) GTEST_SKIP() << "GPUs refuse planes";
   for (const std::uint32_t head_dim : kernels::kHeadDims) {
     Begin(head_dim, dice_.Pick(kTypes));
     const TileShape shape = kernels::PlanesShape(head_dim, {6, 4}, {4, 0});
     const kernels::TestBook book(shape, dice_);
     const std::uint64_t bytes = std::uint64_t{head_dim} * head_dim * 2;
-    std::byte* const rotation = Take(bytes);
-    std::memcpy(rotation, book.view().key, bytes);
-    std::byte* const mean = Take(2 * head_dim);
-    std::memcpy(mean, book.view().key_mean, 2 * head_dim);
+    const auto put = [&](const std::byte* from, std::uint64_t size) {
+      std::byte* const at = Take(size);
+      std::memcpy(at, from, size);
+      return at;
+    };
+    const std::byte* const rotation = put(book.view().key, bytes);
+    const std::byte* const mean = put(book.view().key_mean, 2 * head_dim);
     const std::vector<std::byte> tile = kernels::AnyTile(shape, kTileEntries, dice_);
     std::byte* const at = Take(tile.size());
     std::memcpy(at, tile.data(), tile.size());
@@ -59,9 +61,12 @@ TEST_P(KeysTest, OfPlanesHaveTheirMean) {
     runs_.push_back(
         {.entries = kTileEntries,
          .tiles = tiles_.back(),
-         .strategy = {
-             .shape = shape,
-             .rotation = {.key = rotation, .type = ElementType::kBf16, .key_mean = mean}}});
+         .strategy = {.shape = shape,
+                      .rotation = {.key = rotation,
+                                   .value = put(book.view().value, bytes),
+                                   .type = ElementType::kBf16,
+                                   .key_mean = mean,
+                                   .value_mean = put(book.view().value_mean, 2 * head_dim)}}});
     const std::unique_ptr<LaneKeys> keys = Load();
     ASSERT_NE(keys, nullptr);
     const std::vector<Row> loaded = Loaded(*keys);
