@@ -1,6 +1,7 @@
 // The CUDA kernels as subjects of the conformance suite: on a real GPU if there is one, and always
 // on the emulated GPU.
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -61,6 +62,17 @@ AttendResult ResultOf(const cuda::HostAttendResult& result) {
           .item = result.item};
 }
 
+// The first item whose queries select for themselves and were not split. Callers split items before
+// they make an image.
+std::optional<AttendResult> RefuseUnsplit(const AttendBatch& batch, std::string_view name) {
+  for (std::uint32_t i = 0; i < batch.items.size(); ++i) {
+    const AttendItem& item = batch.items[i];
+    if (item.selection == nullptr || !item.selection->each_query || item.queries == 1) continue;
+    return AttendResult{.status = AttendStatus::kBadTile, .implementation = name, .item = i};
+  }
+  return std::nullopt;
+}
+
 AttendResult ChooseOn(cuda::Runtime& runtime, const AttendBatch& batch, SelectionSink& sink) {
   const HostItems items(batch);
   HostSink host_sink(sink);
@@ -89,6 +101,7 @@ class CudaSubject final : public AttendSubject {
   bool survives_fork() const override { return false; }
 
   AttendResult Run(const AttendBatch& batch, Executor&) override {
+    if (const auto refused = RefuseUnsplit(batch, name())) return *refused;
     const HostItems items(batch);
     return ResultOf(AttendOnDevice(*runtime_, items.batch()));
   }
@@ -114,6 +127,7 @@ class EmulatedSubject final : public AttendSubject {
 
   // Every run uses another grid and another order of threads.
   AttendResult Run(const AttendBatch& batch, Executor&) override {
+    if (const auto refused = RefuseUnsplit(batch, name())) return *refused;
     const HostItems items(batch);
     ++runs_;
     const std::uint64_t fault =

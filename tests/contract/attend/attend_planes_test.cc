@@ -324,7 +324,6 @@ TEST_P(AttendPlanes, SignsChooseTheBestQuads) {
 
 // With per-query selection, each query chooses and reads as if it were an item of its own.
 TEST_P(AttendPlanes, QueriesMayChooseForThemselves) {
-  if (!subject().serves_signs()) GTEST_SKIP() << subject().name() << " has no index of signs";
   for (int round = 0; round < subject().rounds(20); ++round) {
     const BatchShape shape = AnyBatch(random_);
     SignLane signs(shape, random_.OneIn(2), static_cast<std::uint32_t>(random_.Between(60, 400)),
