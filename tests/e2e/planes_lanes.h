@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -18,7 +19,7 @@ class PlanesLanes : public PackedLanes {
   using PackedLanes::PackedLanes;
 
   client::Sequence Coded(SyntheticSequence& truth, std::uint64_t tokens) {
-    auto sequence = mapped_->CreateSequence(model_, "planes:book_rows=256,recent=32");
+    auto sequence = mapped_->CreateSequence(model_, policy_);
     EXPECT_TRUE(sequence.ok()) << sequence.status();
     Append(*sequence, truth, tokens);
     const auto compressed = sequence->Compress();
@@ -92,6 +93,7 @@ class PlanesLanes : public PackedLanes {
     EXPECT_TRUE(before == ByRpc(*mapped_, sequence, truth, 0, truth.tokens() - 1, std::nullopt));
   }
 
+  std::string policy_ = "planes:book_rows=256,recent=32";
   double errors_ = 0;  // sum over outputs of the share of their energy that is lost
   int outputs_ = 0;
 };

@@ -155,9 +155,10 @@ absl::Status CheckFitsModel(const policies::Policy& policy, const cache::Model& 
 }
 
 absl::Status CheckFitsRows(const policies::Policy& policy, const cache::Sequence& sequence) {
-  if (policy.signs && !sequence.memory().device->description().reads_host_memory) {
+  if (policy.signs && policy.selection->rule.each_query &&
+      !sequence.memory().device->description().reads_host_memory) {
     return absl::UnimplementedError(
-        "signs: GPUs cannot choose by signs yet; leave out signs on this device");
+        "signs: on a GPU the queries of a call share a choice; say signs:choice=call");
   }
   if (policy.planes.has_value() && policy.planes->has_book_of_file()) {
     const cache::BookLibrary none;
