@@ -34,8 +34,7 @@ kernels::TileShape KeyChannelShape(const KeyChannelPolicy& policy,
 }
 
 BookPlan BookPlanOf(const Policy& policy, const kernels::LayerGeometry& geometry) {
-  // Dense rows with signs have the book of the default planes.
-  const PlanesPolicy planes = policy.planes.value_or(PlanesPolicy());
+  const PlanesPolicy planes = policy.book_options();
   BookPlan plan = {.shape = policy.planes.has_value()
                                 ? kernels::PlanesShape(geometry.head_dim, planes.key, planes.value)
                                 : kernels::DenseShape(geometry.head_dim, geometry.type),

@@ -100,6 +100,9 @@ struct Policy {
   }
   // Whether rows are coded with the book of their lane: in planes, or dense with an index of signs.
   bool uses_books() const { return planes.has_value() || signs; }
+  // What says which rows get codes or an index. Dense rows with signs have the book of the default
+  // planes, and more newest rows that are always read.
+  PlanesPolicy book_options() const { return planes.value_or(PlanesPolicy{.recent = 128}); }
   // Whether rows that are stored already may become smaller when memory is short.
   bool yields_to_pressure() const {
     return (mosaic.has_value() && mosaic->pressed > 0) ||

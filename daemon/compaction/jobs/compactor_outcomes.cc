@@ -26,7 +26,7 @@ DenseRows Waiting(const policies::Policy& policy, std::uint64_t tokens) {
     }
     waiting.needs = std::min(segments.min_tokens, segments.tokens);
   } else if (policy.uses_books()) {
-    const policies::PlanesPolicy planes = policy.planes.value_or(policies::PlanesPolicy());
+    const policies::PlanesPolicy planes = policy.book_options();
     const std::uint64_t dense = planes.recent + planes.sinks;
     if (tokens <= dense + 2 * kernels::kTileEntries) {
       waiting.reason = DenseReason::kNewest;

@@ -12,12 +12,12 @@ namespace {
 
 TEST_F(Planes, SignsIndexDenseRowsWithoutChangingThem) {
   Track track = Compressed(1300, "signs");
-  EXPECT_EQ(FormsOf(track), Expected({{"plain", 32}, {"summed up", 1184}, {"plain", 84}}));
+  EXPECT_EQ(FormsOf(track), Expected({{"plain", 32}, {"summed up", 1120}, {"plain", 148}}));
   EXPECT_EQ(Near(track), "");
   EXPECT_EQ(IndexProblem(track), "");
   Decode(track, 70, 1);
   RunAll();
-  EXPECT_EQ(FormsOf(track), Expected({{"plain", 32}, {"summed up", 1248}, {"plain", 64}}));
+  EXPECT_EQ(FormsOf(track), Expected({{"plain", 32}, {"summed up", 1184}, {"plain", 128}}));
   Track child = Fork(track);
   Truncate(child, 800);
   Append(child, 400, 1);
