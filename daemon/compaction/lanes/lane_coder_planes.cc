@@ -7,6 +7,7 @@
 #include "daemon/compaction/lanes/lane_coder.h"
 #include "daemon/policies/plan.h"
 #include "kernels/strategy/reduce/crumbs.h"
+#include "proto/shm/layout.h"
 
 namespace tessera::compaction {
 
@@ -15,8 +16,9 @@ using cache::Segment;
 using kernels::kTileEntries;
 
 namespace {
-// Pieces that a few refused tiles cut a lane into. Rows behind so many stay dense.
-constexpr std::size_t kMostPieces = 16;
+// Each refused tile is a segment of its own, and cuts the codes around it. Behind so many segments
+// a lane's rows stay dense, well before the limit of segments.
+constexpr std::size_t kMostPieces = shm::kMaxSegments / 4;
 
 }  // namespace
 
@@ -127,7 +129,7 @@ absl::StatusOr<std::uint64_t> LaneCoder::GrowInPlanes(const Form& wanted, const 
 absl::Status LaneCoder::AddPlanes(const Form& form, const HostLaneRows& rows, std::uint64_t first,
                                   std::uint64_t count, LaneSwap& swap) {
   for (std::uint64_t done = 0; done < count;) {
-    if (swap.segments.size() >= kMostPieces) {
+    if (run_.segments_before + swap.segments.size() >= kMostPieces) {
       return AddDenseForGood(rows, first + done, count - done, swap);
     }
     const std::uint64_t some = std::min<std::uint64_t>(count - done, cache::kMaxSegmentEntries);
