@@ -221,7 +221,7 @@ class LaneCoder {
   void Drifted(const Form& form, const cache::DriftSums& sums);
   absl::Status AddDenseForGood(const HostLaneRows& rows, std::uint64_t first, std::uint64_t count,
                                cache::LaneSwap& swap);
-  absl::StatusOr<std::uint64_t> GrowInPlanes(const Form& form, const HostLaneRows& rows,
+  absl::StatusOr<std::uint64_t> GrowInPlanes(const Form& wanted, const HostLaneRows& rows,
                                              std::uint64_t count, cache::LaneSwap& swap);
   absl::Status AddPlanes(const Form& form, const HostLaneRows& rows, std::uint64_t first,
                          std::uint64_t count, cache::LaneSwap& swap);

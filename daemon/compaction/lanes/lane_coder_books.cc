@@ -109,16 +109,16 @@ LaneCoder::BookOrWait LaneCoder::SharedBook(const policies::BookPlan& plan,
   return shelf.Put(key, held.book.get(), *std::move(made));
 }
 
-// The book of the segment that grows, or one from these rows for a new segment.
+// The book of the segment that grows, or one from these rows for a new segment. What a token policy
+// retains keeps the lane's book: a choice is made every few tokens.
 LaneCoder::BookOrWait LaneCoder::OwnBook(const policies::BookPlan& plan, const HostLaneRows& rows,
                                          std::uint64_t first, std::uint64_t count) {
   std::shared_ptr<const cache::LaneBook>& own = options_.state->own_book;
   const bool retains = options_.decision != nullptr;
   const bool grows =
       run_.grows && own != nullptr && run_.previous->shared_rotations() == own->rotations;
-  if (grows && !retains) return own;
-  // What a token policy retains keeps the lane's book if it has become too little for another.
-  if (count < plan.book_rows) return retains ? own : nullptr;
+  if (grows || (retains && own != nullptr)) return own;
+  if (count < plan.book_rows) return nullptr;
   absl::StatusOr<cache::LaneBook> made =
       MakeBook(plan, rows.lane(first, std::min<std::uint64_t>(count, cache::kMaxSegmentEntries)));
   if (!made.ok()) return made.status();

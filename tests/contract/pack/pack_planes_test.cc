@@ -34,6 +34,21 @@ double LengthOf(const std::vector<double>& row) {
 
 class PlanesTest : public PlanesSuite {
  protected:
+  // A tile of these rows, and behind it its index.
+  static std::vector<std::byte> Gathered(const Operations& operations, const TileShape& from,
+                                         const TileShape& to, const std::vector<GatherRow>& rows) {
+    const TileLayout layout = LayoutOf(to);
+    std::vector<std::byte> tile(layout.bytes + layout.summary_bytes, std::byte{0xa5});
+    operations.gather({.rows = rows.data(),
+                       .row_count = static_cast<std::uint32_t>(rows.size()),
+                       .from = from,
+                       .from_layout = LayoutOf(from),
+                       .to = to,
+                       .to_layout = layout,
+                       .tile = tile.data(),
+                       .summaries = tile.data() + layout.bytes});
+    return tile;
+  }
   // Every code must be a nearest one for its step, and the scale the least-squares one.
   void JudgeRow(const SidePlanes& side, const std::byte* tile, std::uint32_t row,
                 const std::vector<double>& z, double off) {
@@ -155,19 +170,8 @@ TEST_P(PlanesTest, GatherOfDenseRowsCopiesTheirSigns) {
       row = {source.data(), static_cast<std::uint32_t>(random_.Below(kTileEntries)),
              static_cast<std::uint32_t>(random_.Below(1000)), source.data() + LayoutOf(from).bytes};
     }
-    const auto gather = [&](const Operations& operations) {
-      std::vector<std::byte> tile(layout.bytes + layout.summary_bytes, std::byte{0xa5});
-      operations.gather({.rows = rows.data(),
-                         .row_count = static_cast<std::uint32_t>(rows.size()),
-                         .from = from,
-                         .from_layout = LayoutOf(from),
-                         .to = to,
-                         .to_layout = layout,
-                         .tile = tile.data(),
-                         .summaries = tile.data() + layout.bytes});
-      return tile;
-    };
-    ASSERT_EQ(gather(ops()), gather(reference())) << Describe(to);
+    ASSERT_EQ(Gathered(ops(), from, to, rows), Gathered(reference(), from, to, rows))
+        << Describe(to);
   }
 }
 
@@ -242,20 +246,8 @@ TEST_P(PlanesTest, DecodeAndGatherAreExact) {
       row = {source.data(), static_cast<std::uint32_t>(random_.Below(kTileEntries)),
              static_cast<std::uint32_t>(random_.Below(1000)), source.data() + LayoutOf(from).bytes};
     }
-    const TileLayout layout = LayoutOf(to);
-    const auto gather = [&](const Operations& operations) {
-      std::vector<std::byte> tile(layout.bytes + layout.summary_bytes, std::byte{0xa5});
-      operations.gather({.rows = rows.data(),
-                         .row_count = static_cast<std::uint32_t>(rows.size()),
-                         .from = from,
-                         .from_layout = LayoutOf(from),
-                         .to = to,
-                         .to_layout = layout,
-                         .tile = tile.data(),
-                         .summaries = tile.data() + layout.bytes});
-      return tile;
-    };
-    ASSERT_EQ(gather(ops()), gather(reference())) << Describe(to);
+    ASSERT_EQ(Gathered(ops(), from, to, rows), Gathered(reference(), from, to, rows))
+        << Describe(to);
   }
 }
 
